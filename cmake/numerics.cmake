@@ -1,0 +1,10 @@
+# One translation unit per instruction set; each is compiled for it and called only after the CPU was asked.
+set(numerics_dir ${CMAKE_SOURCE_DIR}/src/numerics)
+set(avx2_flags -mavx2 -mfma -mf16c)
+set(avx512_flags ${avx2_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+file(GLOB avx2_sources CONFIGURE_DEPENDS ${numerics_dir}/*_avx2.cpp)
+file(GLOB avx512_sources CONFIGURE_DEPENDS ${numerics_dir}/*_avx512.cpp)
+file(GLOB avx512bf16_sources CONFIGURE_DEPENDS ${numerics_dir}/*_avx512bf16.cpp)
+set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2_flags}")
+set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags}")
+set_source_files_properties(${avx512bf16_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512bf16")

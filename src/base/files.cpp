@@ -1,0 +1,139 @@
+#include "base/files.hpp"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "base/error.hpp"
+
+namespace tidelock {
+namespace {
+
+// Closes a descriptor on every way out.
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+void write_all(int fd, const char* data, std::size_t size, const std::string& path) {
+  while (size > 0) {
+    const ssize_t n = ::write(fd, data, size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno("cannot write", path);
+    data += n;
+    size -= static_cast<std::size_t>(n);
+  }
+}
+
+void sync_directory(const std::filesystem::path& path) {
+  const std::string directory = path.has_parent_path() ? path.parent_path().string() : ".";
+  const Descriptor d{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (d.fd < 0 || ::fsync(d.fd) != 0) fail_errno("cannot sync directory", directory);
+}
+
+constexpr std::array<std::uint32_t, 256> make_crc_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t c = i;
+    for (int bit = 0; bit < 8; ++bit) c = (c & 1) ? 0x82F63B78U ^ (c >> 1) : c >> 1;
+    table[i] = c;
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+  const Descriptor d{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (d.fd < 0) fail_errno("cannot open", path.string());
+  std::string content;
+  std::array<char, 65536> buffer;
+  for (;;) {
+    const ssize_t n = ::read(d.fd, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno("cannot read", path.string());
+    if (n == 0) return content;
+    if (content.size() + static_cast<std::size_t>(n) > limit)
+      fail(ErrorCode::exhausted, "{} is larger than the {} bytes allowed here", path.string(), limit);
+    content.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  temporary_ = path_;
+  temporary_ += ".tmp";
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail_errno("cannot create", temporary_.string());
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  write_all(fd_, reinterpret_cast<const char*>(bytes.data()), bytes.size(), temporary_.string());
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) fail_errno("cannot sync", temporary_.string());
+  const int closed = ::close(fd_);
+  fd_ = -1;
+  if (closed != 0) fail_errno("cannot close", temporary_.string());
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno("cannot rename onto", path_.string());
+  committed_ = true;
+  sync_directory(path_);
+}
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  const Descriptor d{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (d.fd < 0) fail_errno("cannot open", path.string());
+  struct stat info {};
+  if (::fstat(d.fd, &info) != 0) fail_errno("cannot stat", path.string());
+  if (!S_ISREG(info.st_mode)) fail(ErrorCode::io, "{} is not a regular file", path.string());
+  size_ = static_cast<std::size_t>(info.st_size);
+  if (size_ == 0) return;
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, d.fd, 0);
+  if (address == MAP_FAILED) fail_errno("cannot map", path.string());
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string sha256_hex(std::span<const std::byte> bytes) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int length = 0;
+  if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), &length, EVP_sha256(), nullptr) != 1)
+    fail(ErrorCode::internal, "SHA-256 is not available from OpenSSL");
+  std::string hex;
+  for (unsigned int i = 0; i < length; ++i) hex += fmt::format("{:02x}", digest[i]);
+  return hex;
+}
+
+std::string sha256_hex(std::string_view bytes) {
+  return sha256_hex(std::as_bytes(std::span(bytes.data(), bytes.size())));
+}
+
+std::uint32_t crc32c(std::string_view bytes) {
+  static constexpr auto table = make_crc_table();
+  std::uint32_t crc = 0xFFFFFFFFU;
+  for (const char byte : bytes) crc = table[(crc ^ static_cast<unsigned char>(byte)) & 0xFF] ^ (crc >> 8);
+  return ~crc;
+}
+
+}  // namespace tidelock

@@ -1,0 +1,60 @@
+// Files and bytes: everything on disk is written whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tidelock {
+
+// Reads a whole file. Throws Error{io} when it cannot be opened or read, Error{exhausted} when it is larger than
+// `limit` bytes.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit = UINT64_MAX);
+
+// Writes to `path`.tmp, syncs it, renames it over `path` and syncs the directory: after a crash or a full disk `path`
+// holds either the old or the new content. Throws Error{io}; the temporary is removed on failure.
+void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+
+// Like write_file_atomic for content that comes in parts.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();  // removes the temporary unless committed
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view bytes) { write(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int fd_ = -1;
+  bool committed_ = false;
+};
+
+// A read-only memory map of a whole file. Owns the mapping.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Lower-case hexadecimal SHA-256 (OpenSSL).
+std::string sha256_hex(std::span<const std::byte> bytes);
+std::string sha256_hex(std::string_view bytes);
+
+// CRC-32C (Castagnoli), as TFRecord frames use it.
+std::uint32_t crc32c(std::string_view bytes);
+
+}  // namespace tidelock
