@@ -1,0 +1,78 @@
+// Matrix products of the contract. GEMV and GEMM are one function.
+//
+//   y[m][o] = sum over k of x[m][k] * w[o][k]
+//
+// Every y[m][o] owns one accumulation chain over ascending k:
+//   bf16:  for each pair (2p, 2p+1): acc = fma(x[2p+1], w[2p+1], acc), then acc = fma(x[2p], w[2p], acc)   (odd element
+//          first, then even: the order in which vdpbf16ps rounds); an odd k is padded with a zero;
+//   f32:   acc = fma(x[k], w[k], acc).
+// With `segments` > 1 (rule 2: inputs that may be split over ranks) k is cut into that many equal runs; each has its
+// own chain from zero, and the sums are added in ascending order. Flush-to-zero and denormals-are-zero throughout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/team.hpp"
+#include "numerics/formats.hpp"
+
+namespace tidelock::numerics {
+
+// A weight matrix packed for the kernels. Immutable after packing, shareable between threads.
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+  // w is [out, in] row-major; for Format::bf16 the values are rounded to bf16 here. segments must divide in
+  // (bf16: in / segments must be even unless segments is 1).
+  static PackedMatrix pack(Format format, const float* w, std::int64_t out, std::int64_t in, int segments = 1);
+  static PackedMatrix pack(const bf16* w, std::int64_t out, std::int64_t in, int segments = 1);
+  // The transpose as f32, for the backward pass: a matrix of shape [in, out] made of w [out, in], so that
+  // matmul(x = dy [rows, out]) gives dx [rows, in]. With Format::bf16 the values are those of the rounded weights.
+  static PackedMatrix pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in);
+
+  Format format() const { return format_; }
+  std::int64_t out() const { return out_; }
+  std::int64_t in() const { return in_; }
+  int segments() const { return segments_; }
+  std::size_t bytes() const { return size_; }
+  const std::byte* data() const { return data_.get(); }  // 64-byte aligned
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  Format format_ = Format::f32;
+  std::int64_t out_ = 0, in_ = 0;
+  int segments_ = 1;
+  std::size_t size_ = 0;
+  std::unique_ptr<std::byte[], Free> data_;
+};
+
+// The largest power of two up to 8 that rule 2 allows for an input dimension `in`.
+int split_segments(std::int64_t in);
+
+enum class Output { store, add };  // y = result, or y = y + result (one rounding more)
+
+// x: [rows, in] with row stride ldx (elements), y: [rows, out] with row stride ldy. noexcept in its loops; throws
+// Error{internal} when the format of w does not fit the type of x.
+void matmul(const PackedMatrix& w, const bf16* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
+            Output output, Team& team);
+void matmul(const PackedMatrix& w, const float* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
+            Output output, Team& team);
+
+// c[i][j] = c[i][j] (or 0 with Output::store) then, for ascending m, c = fma(a[m][i], b[m][j], c): the weight gradient,
+// with a = dy [rows, n] (stride lda), b = x [rows, k] (stride ldb), c [n, k] (stride ldc).
+void matmul_transposed_a(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, std::int64_t rows,
+                         std::int64_t n, std::int64_t k, float* c, std::int64_t ldc, Output output, Team& team);
+
+namespace reference {  // scalar triple loops that define the above
+void matmul_bf16(const bf16* w, const bf16* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,
+                 float* y, Output output);
+void matmul_f32(const float* w, const float* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,
+                float* y, Output output);
+void matmul_transposed_a(const float* a, const float* b, std::int64_t rows, std::int64_t n, std::int64_t k, float* c,
+                         Output output);
+}  // namespace reference
+
+}  // namespace tidelock::numerics
