@@ -25,6 +25,7 @@
 
 namespace tidelock {
 
+// In the order of SettingValue's alternatives.
 enum class SettingType { integer, number, flag, text, integers, numbers, texts, table_array };
 std::string_view name_of(SettingType type);  // "integer", "list of numbers", ...
 
@@ -43,18 +44,20 @@ struct SettingKey {
   std::vector<std::string> allowed;   // for texts
   std::shared_ptr<Schema> element;    // of a table_array
 
-  SettingKey& fallback(std::int64_t v);
-  SettingKey& fallback(int v) { return fallback(std::int64_t{v}); }
-  SettingKey& fallback(double v);
-  SettingKey& fallback(bool v);
-  SettingKey& fallback(const char* v);
-  SettingKey& fallback(std::vector<std::int64_t> v);
-  SettingKey& fallback(std::vector<double> v);
-  SettingKey& fallback(std::vector<std::string> v);
+  SettingKey& fallback(SettingValue v);  // Error{internal} when it is of another type; 1 is a number too
+  SettingKey& fallback(bool v) { return fallback(SettingValue(v)); }
+  SettingKey& fallback(double v) { return fallback(SettingValue(v)); }
+  SettingKey& fallback(int v) { return fallback(SettingValue(std::int64_t{v})); }
+  SettingKey& fallback(const char* v) { return fallback(SettingValue(std::string(v))); }
   SettingKey& range(double low_included, double high_included);
   SettingKey& at_least(double low_included);
   SettingKey& choices(std::vector<std::string> names);
 };
+
+// What a key accepts, for people: "integer in 1..100", "grpo | dapo".
+std::string expectation(const SettingKey& key);
+// The part of `value` that is outside the key's range or choices, as text; empty when all fits.
+std::string complaint(const SettingKey& key, const SettingValue& value);
 
 class Schema {
  public:
@@ -67,7 +70,8 @@ class Schema {
   SettingKey& integers(std::string path, std::string doc);
   SettingKey& numbers(std::string path, std::string doc);
   SettingKey& texts(std::string path, std::string doc);
-  Schema& table_array(std::string path, std::string doc);  // may be absent or empty
+  Schema& table_array(std::string path,
+                      std::string doc);  // keys relative to one table; may be absent; no arrays of tables within
 
   const SettingKey* find(std::string_view path) const;
   const std::vector<std::unique_ptr<SettingKey>>& keys() const { return keys_; }  // in order of declaration
@@ -115,6 +119,7 @@ class Settings {
     std::vector<Settings> tables;
     bool given = false;
   };
+  std::string flat_toml() const;  // of one table of an array: dotted keys
   const Entry& entry(std::string_view path, SettingType type) const;
   std::vector<Entry> entries_;  // in order of declaration
 };
