@@ -27,7 +27,6 @@ class ModelPlan {
     m.final_norm = ones(root + "norm.weight", c_.hidden);
     m.head = linear(c_.tensor_prefix + "lm_head.weight", c_.vocab, c_.hidden);
     mutable_parameter(m.head).adaptable = false;
-    m.output_mix_norm = m.output_mix_proj = kNone;
     if (c_.residual_block != 0) mix(root + "output_attn_res", m.output_mix_norm, m.output_mix_proj);
     for (int i = 0; i < c_.layer_count(); ++i) m.layers.push_back(layer(root + fmt::format("layers.{}.", i), i));
   }
@@ -60,10 +59,9 @@ class ModelPlan {
   }
 
   LayerIds layer(const std::string& base, int index) {
-    LayerIds ids{};
+    LayerIds ids;
     ids.attention_norm = ones(base + "input_layernorm.weight", c_.hidden);
     ids.ffn_norm = ones(base + "post_attention_layernorm.weight", c_.hidden);
-    ids.attention_mix_norm = ids.attention_mix_proj = ids.ffn_mix_norm = ids.ffn_mix_proj = kNone;
     if (c_.residual_block != 0) {
       mix(base + "self_attention_res", ids.attention_mix_norm, ids.attention_mix_proj);
       mix(base + "mlp_res", ids.ffn_mix_norm, ids.ffn_mix_proj);
@@ -78,7 +76,7 @@ class ModelPlan {
 
   KdaIds kda(const std::string& base) {
     const int channels = c_.kda.channels(), d = c_.kda.head_dim;
-    KdaIds ids{};
+    KdaIds ids;
     ids.q = linear(base + "q_proj.weight", channels, c_.hidden);
     ids.k = linear(base + "k_proj.weight", channels, c_.hidden);
     ids.v = linear(base + "v_proj.weight", channels, c_.hidden);
@@ -90,7 +88,6 @@ class ModelPlan {
     ids.dt_bias = zeros(base + "dt_bias", channels);
     ids.a_log = zeros(base + "A_log", c_.kda.heads);
     ids.b = linear(base + "b_proj.weight", c_.kda.heads, c_.hidden);
-    ids.g_a = kNone;
     if (c_.kda.full_rank_gate) {
       ids.g_b = linear(base + "g_proj.weight", channels, c_.hidden);
     } else {
@@ -104,9 +101,7 @@ class ModelPlan {
 
   MlaIds mla(const std::string& base) {
     const MlaConfig& m = c_.mla;
-    MlaIds ids{};
-    ids.q = ids.q_a = ids.q_a_norm = ids.q_b = ids.gate = kNone;
-    ids.index_q = ids.index_k = ids.index_k_norm = ids.index_k_norm_bias = ids.index_w = kNone;
+    MlaIds ids;
     if (m.q_lora == 0) {
       ids.q = linear(base + "q_proj.weight", m.heads * m.query_dim(), c_.hidden);
     } else {
@@ -136,8 +131,7 @@ class ModelPlan {
   }
 
   FfnIds dense(const std::string& base, int width) {
-    FfnIds ids{};
-    ids.router = ids.router_bias = ids.latent_down = ids.latent_up = ids.latent_norm = kNone;
+    FfnIds ids;
     ids.gate = linear(base + "gate_proj.weight", width, c_.hidden);
     ids.up = linear(base + "up_proj.weight", width, c_.hidden);
     ids.down = linear(base + "down_proj.weight", c_.hidden, width, true);
@@ -146,13 +140,11 @@ class ModelPlan {
 
   FfnIds experts(const std::string& base) {
     const ExpertConfig& e = c_.experts;
-    FfnIds ids{};
-    ids.gate = ids.up = ids.down = kNone;
+    FfnIds ids;
     if (e.shared != 0) ids = dense(base + "shared_experts.", e.shared * e.intermediate);
     ids.router = add(base + "gate.weight", {e.count, c_.hidden}, ParameterKind::router,
                      1.0F / std::sqrt(static_cast<float>(c_.hidden)));
     ids.router_bias = zeros(base + "gate.e_score_correction_bias", e.count);
-    ids.latent_down = ids.latent_up = ids.latent_norm = kNone;
     if (e.latent != 0) {
       ids.latent_down = linear(base + "routed_expert_down_proj.weight", e.latent, c_.hidden);
       ids.latent_up = linear(base + "routed_expert_up_proj.weight", c_.hidden, e.latent);
@@ -270,9 +262,9 @@ std::vector<float> initial_values(const Model& model, ParameterId id, std::uint6
   for (const LayerIds& layer : model.layers) {
     // Decay per token starts between about exp(-5 sigmoid(-6)) and exp(-5 sigmoid(-2)): memories of one to eighty
     // tokens.
-    if (id == layer.kda.dt_bias && id != model.embedding)
+    if (id == layer.kda.dt_bias)
       for (float& x : values) x = -6.0F + 4.0F * random.uniform();
-    if (id == layer.kda.a_log && id != model.embedding)
+    if (id == layer.kda.a_log)
       for (float& x : values) x = 0.5F * (random.uniform() - 0.5F);
   }
   return values;

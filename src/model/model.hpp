@@ -49,21 +49,25 @@ struct Parameter {
 
 // Parameter ids by role. kNone where the config has no such tensor.
 struct KdaIds {
-  ParameterId q, k, v, q_conv, k_conv, v_conv, f_a, f_b, dt_bias, a_log, b, g_a, g_b, o_norm,
-      o;  // full rank: g_b alone
+  ParameterId q = kNone, k = kNone, v = kNone, q_conv = kNone, k_conv = kNone, v_conv = kNone, f_a = kNone, f_b = kNone;
+  ParameterId dt_bias = kNone, a_log = kNone, b = kNone, o_norm = kNone, o = kNone;
+  ParameterId g_a = kNone, g_b = kNone;  // output gate; full rank: g_b alone
 };
 struct MlaIds {
-  ParameterId q, q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, gate, o;
-  ParameterId index_q, index_k, index_k_norm, index_k_norm_bias, index_w;
+  ParameterId q = kNone;                                   // without q-LoRA
+  ParameterId q_a = kNone, q_a_norm = kNone, q_b = kNone;  // with it
+  ParameterId kv_a = kNone, kv_a_norm = kNone, kv_b = kNone, gate = kNone, o = kNone;
+  ParameterId index_q = kNone, index_k = kNone, index_k_norm = kNone, index_k_norm_bias = kNone, index_w = kNone;
 };
 struct FfnIds {
-  ParameterId gate, up, down;  // dense layer, or the fused shared experts
-  ParameterId router, router_bias, latent_down, latent_up, latent_norm;
+  ParameterId gate = kNone, up = kNone, down = kNone;  // dense layer, or the fused shared experts
+  ParameterId router = kNone, router_bias = kNone, latent_down = kNone, latent_up = kNone, latent_norm = kNone;
   std::vector<ParameterId> expert_gate, expert_up, expert_down;
 };
 struct LayerIds {
-  ParameterId attention_norm, ffn_norm;
-  ParameterId attention_mix_norm, attention_mix_proj, ffn_mix_norm, ffn_mix_proj;  // block residuals
+  ParameterId attention_norm = kNone, ffn_norm = kNone;
+  // Block residuals.
+  ParameterId attention_mix_norm = kNone, attention_mix_proj = kNone, ffn_mix_norm = kNone, ffn_mix_proj = kNone;
   KdaIds kda;
   MlaIds mla;
   FfnIds ffn;
@@ -88,7 +92,7 @@ class Model {
   // Sets a parameter from float32 values in its own layout (conv: tap-major), rounding to the format and packing.
   void set(ParameterId id, std::span<const float> values);
 
-  ParameterId embedding, final_norm, head, output_mix_norm, output_mix_proj;
+  ParameterId embedding = kNone, final_norm = kNone, head = kNone, output_mix_norm = kNone, output_mix_proj = kNone;
   std::vector<LayerIds> layers;
 
   // Weight bytes in kernels' form, and active multiply-adds per token (experts: top_k of them).
