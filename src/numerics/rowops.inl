@@ -58,6 +58,11 @@ inline float dot(const float* a, const float* b, Index n) {
   return sum_tree(sum);
 }
 
+template <V16 (*function)(V16)>
+void elementwise(const float* x, Index n, float* y) {
+  columns(n, [&](Index i, auto block) { put(y + i, function(get(x + i, block)), block); });
+}
+
 void round_to_bf16(float* x, Index n, bf16* out) {
   columns(n, [&](Index i, auto block) {
     const V16 r = round_bf16(get(x + i, block));

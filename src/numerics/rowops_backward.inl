@@ -269,6 +269,12 @@ void block_mix_backward(const float* const* sources, int n_sources, const float*
 
 constexpr RowKernels make_kernels(const char* name) {
   return {.name = name,
+          .exp = elementwise<vexp<V16>>,
+          .log = elementwise<vlog<V16>>,
+          .sigmoid = elementwise<vsigmoid<V16>>,
+          .tanh = elementwise<vtanh<V16>>,
+          .softplus = elementwise<vsoftplus<V16>>,
+          .rsqrt = elementwise<vrsqrt<V16>>,
           .round_to_bf16 = round_to_bf16,
           .rms_norm = rms_norm,
           .layer_norm = layer_norm,

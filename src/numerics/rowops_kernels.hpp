@@ -8,6 +8,10 @@ namespace tidelock::numerics {
 
 struct RowKernels {
   const char* name;  // the instruction set that the table was compiled for
+  // y[i] = f(x[i]): the vector forms of the scalar functions, for the tests that compare them by bits.
+  using Elementwise = void (*)(const float* x, Index n, float* y);
+  Elementwise exp, log, sigmoid, tanh, softplus, rsqrt;
+
   decltype(&numerics::round_to_bf16) round_to_bf16;
   decltype(&numerics::rms_norm) rms_norm;
   decltype(&numerics::layer_norm) layer_norm;
