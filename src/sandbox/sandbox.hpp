@@ -1,7 +1,7 @@
 // sandbox/: places where an agent's commands run, that cost nothing while the model thinks and never harm their host.
 //
-// One interface for two runtimes: containers (namespaces, here) and microVMs (later). What a runtime cannot do it says in
-// its Capabilities, and the call fails with Error{not_supported}; it never pretends.
+// One interface for two runtimes: containers (namespaces, here) and microVMs (later). What a runtime cannot do it says
+// in its Capabilities, and the call fails with Error{not_supported}; it never pretends.
 #pragma once
 
 #include <chrono>
@@ -44,7 +44,7 @@ struct ExecRequest {
   std::string directory = "/root";
   std::string input;  // given on standard input, which is then closed
   std::chrono::milliseconds timeout{10'000};
-  std::uint64_t output_limit = 64ULL << 10;  // bytes kept of each stream; more is read and thrown away
+  std::uint64_t output_limit = 64ULL << 10;                 // bytes kept of each stream; more is read and thrown away
   std::function<void(Stream, std::string_view)> on_output;  // called as bytes arrive; may be empty
 };
 
@@ -88,15 +88,16 @@ class Runtime {
 };
 
 struct ContainerOptions {
-  std::filesystem::path directory;       // where overlays live; empty: a fresh one under the system's temporary folder
-  std::filesystem::path helper_program;  // the program that serves the hidden verb `sandbox-helper`; empty: /proc/self/exe
+  std::filesystem::path directory;  // where overlays live; empty: a fresh one under the system's temporary folder
+  std::filesystem::path
+      helper_program;  // the program that serves the hidden verb `sandbox-helper`; empty: /proc/self/exe
 };
 
 // The container runtime. Throws Error{not_supported} naming what this host lacks.
 std::unique_ptr<Runtime> make_container_runtime(const ContainerOptions& options = {});
 
-// The hidden verb `sandbox-helper FD`: a small single-threaded process that creates containers on behalf of the program, so
-// that a large process is never forked, and that cleans up when the program dies. Returns the exit code.
+// The hidden verb `sandbox-helper FD`: a small single-threaded process that creates containers on behalf of the
+// program, so that a large process is never forked, and that cleans up when the program dies. Returns the exit code.
 int helper_main(int argc, char** argv);
 
 }  // namespace tidelock::sandbox
