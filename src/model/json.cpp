@@ -29,10 +29,10 @@ int json_depth(std::string_view text) {
 
 Json parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
   if (text.size() > limits.bytes)
-    fail(ErrorCode::corrupt_data, "{}: {} bytes of JSON, at most {} are accepted", what, text.size(), limits.bytes);
+    fail(limits.code, "{}: {} bytes of JSON, at most {} are accepted", what, text.size(), limits.bytes);
   const int depth = json_depth(text);
   if (depth > limits.depth)
-    fail(ErrorCode::corrupt_data, "{}: JSON nested {} deep, at most {} is accepted", what, depth, limits.depth);
+    fail(limits.code, "{}: JSON nested {} deep, at most {} is accepted", what, depth, limits.depth);
 
   // The library keeps the last of two equal keys; for a file that somebody may have forged, both are a lie.
   std::vector<std::set<std::string>> keys;
@@ -47,11 +47,10 @@ Json parse_json(std::string_view text, const std::string& what, const JsonLimits
   };
   try {
     Json value = Json::parse(text.begin(), text.end(), watch);
-    if (!repeated.empty())
-      fail(ErrorCode::corrupt_data, "{}: the key \"{}\" stands twice in one object", what, repeated);
+    if (!repeated.empty()) fail(limits.code, "{}: the key \"{}\" stands twice in one object", what, repeated);
     return value;
   } catch (const Json::exception& error) {
-    fail(ErrorCode::corrupt_data, "{}: not valid JSON: {}", what, error.what());
+    fail(limits.code, "{}: not valid JSON: {}", what, error.what());
   }
 }
 

@@ -19,9 +19,10 @@ using Json = nlohmann::json;
 struct JsonLimits {
   std::size_t bytes = std::size_t{256} << 20;
   int depth = 64;  // dumping and destroying a value recurse: hostile nesting must not reach them
+  ErrorCode code = ErrorCode::corrupt_data;  // what to throw; a request's JSON is an invalid_argument instead
 };
 
-// Parses one document. `what` names the file or request in messages. Throws Error{corrupt_data} for a syntax error,
+// Parses one document. `what` names the file or request in messages. Throws Error{limits.code} for a syntax error,
 // invalid UTF-8, a key that stands twice in one object, too deep nesting or too many bytes.
 Json parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 Json read_json(const std::filesystem::path& path, const JsonLimits& limits = {});
