@@ -23,11 +23,11 @@ struct Function {
 const Function kFunctions[] = {
     {"exp", exp, [](double x) { return std::exp(x); }, &RowKernels::exp, 1.01},
     {"log", log, [](double x) { return std::log(x); }, &RowKernels::log, 0.86},
-    {"sigmoid", sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }, &RowKernels::sigmoid, 2.5},
-    {"tanh", tanh, [](double x) { return std::tanh(x); }, &RowKernels::tanh, 1.5},
+    {"sigmoid", sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }, &RowKernels::sigmoid, 2.49},
+    {"tanh", tanh, [](double x) { return std::tanh(x); }, &RowKernels::tanh, 1.34},
     {"softplus", softplus, [](double x) { return std::fmax(x, 0) + std::log1p(std::exp(-std::fabs(x))); },
-     &RowKernels::softplus, 2.0},
-    {"rsqrt", rsqrt, [](double x) { return 1 / std::sqrt(x); }, &RowKernels::rsqrt, 1.5},
+     &RowKernels::softplus, 1.71},
+    {"rsqrt", rsqrt, [](double x) { return 1 / std::sqrt(x); }, &RowKernels::rsqrt, 1.50},
 };
 
 // |got - want| in units of the float spacing at want. Zero when the rule for NaN, overflow or underflow is met,
@@ -69,7 +69,7 @@ TEST_F(Math, ErrorIsWithinTheStatedMaximum) {
   for (const Function& function : kFunctions) {
     const double worst = worst_error(function.f, function.exact);
     EXPECT_LE(worst, function.max_ulp) << function.name;
-    EXPECT_GE(worst, 0.5 * function.max_ulp) << function.name << ": the stated maximum is far from what it does";
+    EXPECT_GE(worst, 0.8 * function.max_ulp) << function.name << ": the stated maximum is far from what it does";
   }
 }
 

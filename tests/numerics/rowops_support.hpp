@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/random.hpp"
 #include "base/team.hpp"
 #include "numerics/isa.hpp"
