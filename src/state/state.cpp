@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace tidelock::state {
 namespace {
@@ -68,6 +69,14 @@ SequenceState::SequenceState(SequenceState&& other) noexcept
     : pool_(other.pool_), blocks_(std::move(other.blocks_)), slot_(other.slot_), position_(other.position_) {
   other.blocks_.clear();
   other.slot_ = nullptr;
+}
+
+SequenceState& SequenceState::operator=(SequenceState&& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(blocks_, other.blocks_);
+  std::swap(slot_, other.slot_);
+  std::swap(position_, other.position_);
+  return *this;
 }
 
 model::SequenceView SequenceState::extend(std::int64_t tokens) {

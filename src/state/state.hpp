@@ -44,6 +44,7 @@ class SequenceState {
   SequenceState(const SequenceState&) = delete;
   SequenceState& operator=(const SequenceState&) = delete;
   SequenceState(SequenceState&& other) noexcept;
+  SequenceState& operator=(SequenceState&& other) noexcept;
 
   std::int64_t position() const { return position_; }
   // The view for a pass over `tokens` more tokens; blocks are added as needed. Valid until the next call.
