@@ -15,7 +15,9 @@
 
 #include "numerics/formats.hpp"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+#define TIDELOCK_ISA_NAMESPACE isa_avx512bf16
+#elif defined(__AVX512F__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx512
 #elif defined(__AVX2__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx2
