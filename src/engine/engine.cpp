@@ -129,6 +129,7 @@ struct Engine::Impl {
       Sequence& s = *shard.sequences[shard.finished[i]];
       const float* logits = shard.logits.data() + i * static_cast<std::size_t>(model.config().vocab);
       for (const SequenceId id : s.clones) {
+        if (!sequences.contains(id)) continue;  // removed while it waited
         Sequence& clone = at(id);
         clone.state = s.state.fork();
         events.push_back(sample_next(clone, logits));

@@ -31,7 +31,7 @@ struct Actor {
   std::vector<std::int32_t> turn_tokens;
   std::vector<float> turn_logprobs;
   std::vector<model::ToolCall> calls;  // of the turn that waits for its tools
-  enum class Wants { nothing, tools, grade } wants = Wants::nothing;
+  enum class Wants { nothing, tools, grade, close } wants = Wants::nothing;
   Clock::time_point started;
 };
 
@@ -89,6 +89,7 @@ struct Rollout::Impl {
       }
       return [this, &a, failure] {
         a.box_ready = true;
+        if (a.wants == Actor::Wants::close) return close_box(a);
         if (!failure.empty()) return fail_actor(a, failure);
         if (a.wants == Actor::Wants::tools) run_tools(a);
         if (a.wants == Actor::Wants::grade) grade_answer(a);
@@ -280,10 +281,8 @@ struct Rollout::Impl {
 
   // A malformed turn needs no grading, but its sandbox may still be opening.
   void close_or_wait(Actor& a) {
-    if (a.box_ready)
-      close_box(a);
-    else
-      waiting_to_close.push_back(&a);
+    a.wants = Actor::Wants::close;
+    if (a.box_ready) close_box(a);
   }
 
   void finish(Actor& a) {
@@ -296,16 +295,10 @@ struct Rollout::Impl {
   }
 
   std::vector<engine::SequenceId> retired;
-  std::vector<Actor*> waiting_to_close;
 
   void tidy() {
     for (const auto id : retired) engine->remove(id);
     retired.clear();
-    std::erase_if(waiting_to_close, [&](Actor* a) {
-      if (!a->box_ready) return false;
-      close_box(*a);
-      return true;
-    });
   }
 };
 
