@@ -189,9 +189,14 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
 }
 
 void Engine::remove(SequenceId id) {
-  const Sequence& s = impl_->at(id);
-  if (!s.clones.empty())
-    fail(ErrorCode::invalid_argument, "sequence {} still computes the prompt of {} others", id, s.clones.size());
+  Sequence& s = impl_->at(id);
+  std::erase_if(s.clones, [&](SequenceId clone) { return !impl_->sequences.contains(clone); });
+  if (!s.clones.empty()) {  // the next of its group takes the prompt over
+    Sequence& heir = impl_->at(s.clones.front());
+    heir.clones.assign(s.clones.begin() + 1, s.clones.end());
+    heir.state = std::move(s.state);
+    heir.status = Status::prefill;
+  }
   impl_->sequences.erase(id);
 }
 
