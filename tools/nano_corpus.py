@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the corpus that models/nano's vocabulary is trained on: the K3 chat protocol's segments and shell commands.
 
-  tools/nano_corpus.py > corpus.txt && tools/train_bpe.py corpus.txt --size 505 --out models/nano
+  tools/nano_corpus.py > corpus.txt && tools/train_bpe.py corpus.txt --size 485 --out models/nano
 
 Deterministic. One segment a line, repeated by how often a conversation holds it.
 """
