@@ -82,7 +82,7 @@ class HeaderReader {
     if (quote != '\'' && quote != '"') wrong("expected a string");
     const std::size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) wrong("a string without an end");
-    const std::string value(text_.substr(at_ + 1, end - at_ - 1));
+    std::string value(text_.substr(at_ + 1, end - at_ - 1));
     at_ = end + 1;
     return value;
   }
