@@ -72,6 +72,13 @@ std::unique_ptr<sandbox::Sandbox> open_sandbox(sandbox::Runtime& runtime, const 
   spec.limits = episode.limits;
   auto box = runtime.create(spec);
   for (const SandboxFile& file : episode.files) box->write_file(file.path, file.content, file.mode);
+  if (episode.directory != Episode().directory && episode.directory != "/") {
+    sandbox::ExecRequest request;
+    request.argv = {"mkdir", "-p", episode.directory};
+    request.directory = std::string("/");
+    if (const auto made = box->exec(request); made.exit_code != 0)
+      fail(ErrorCode::io, "episode {}: cannot make its directory {}: {}", episode.id, episode.directory, made.error);
+  }
   return box;
 }
 

@@ -1,4 +1,5 @@
 // Grading: every family, built-in or Harbor, goes through here.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -34,7 +35,7 @@ std::optional<std::string> read_if_there(sandbox::Sandbox& sandbox, const std::s
 void clean(sandbox::Sandbox& sandbox) {
   sandbox::ExecRequest request;
   request.argv = {"rm", "-rf", "/tests", "/logs"};
-  request.directory = "/";
+  request.directory = std::string("/");
   sandbox.exec(request);
 }
 
@@ -82,11 +83,11 @@ void read_json_reward(GradeResult& result, const std::string& text) {
   accept(result, (named == value.end() ? *value.begin() : *named).get<double>(), where);
 }
 
-void read_text_reward(GradeResult& result, std::string text) {
+void read_text_reward(GradeResult& result, std::string_view text) {
   const char* where = "/logs/verifier/reward.txt";
-  const auto begin = text.find_first_not_of(" \t\r\n");
-  const auto end = text.find_last_not_of(" \t\r\n");
-  text = begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
+  const std::string_view blank = " \t\r\n";
+  text.remove_prefix(std::min(text.find_first_not_of(blank), text.size()));
+  text = text.substr(0, text.find_last_not_of(blank) + 1);
   double reward = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), reward);
   if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) {

@@ -35,12 +35,13 @@ class ShellFamily : public TaskFamily {
     return make_builtin("shell", seed, difficulty, split, [&](Random& random, Episode& episode) {
       const auto files = static_cast<std::size_t>(1 + 2 * draw_level(random, difficulty));
       std::set<std::string> names;
-      const std::string hidden = "." + draw_name(random);
+      const std::string hidden = fmt::format(".{}", draw_name(random));
       while (names.size() + 1 < files) names.insert(draw_name(random));
       const std::int64_t content = draw_number(random, kContentDigits);
-      episode.files.push_back({"/data/" + hidden, fmt::format("{}\n", content)});
+      episode.files.push_back({fmt::format("/data/{}", hidden), fmt::format("{}\n", content)});
       for (const std::string& name : names)
-        episode.files.push_back({"/data/" + name, fmt::format("{}\n", draw_number(random, kContentDigits))});
+        episode.files.push_back(
+            {fmt::format("/data/{}", name), fmt::format("{}\n", draw_number(random, kContentDigits))});
       episode.key = fmt::format("shell:{}={}", hidden, content);
       ask(episode, "hidden?");
       episode.reference_answer = fmt::format("{}", content);
@@ -57,10 +58,10 @@ class ShellFamily : public TaskFamily {
       return turns;
     }
     const bool wrong = chance(random, skill.wrong_command);
-    const std::string path =
-        "/data/" + (wrong ? names.at(1 + random.below(static_cast<std::uint32_t>(names.size() - 1))) : names.front());
+    const std::size_t which = wrong ? 1 + random.below(static_cast<std::uint32_t>(names.size() - 1)) : 0;
+    const std::string path = fmt::format("/data/{}", names.at(which));
     const std::string content = shown_file(episode, path);
-    turns.push_back({{}, "cat " + path, content});
+    turns.push_back({{}, fmt::format("cat {}", path), content});
     turns.push_back(final_answer(random, skill, content));
     return turns;
   }
