@@ -268,8 +268,9 @@ void read_experts(Reader& r, int layer_count, Config& config) {
     fail(ErrorCode::invalid_argument, "{}: latent_moe_use_norm without routed_expert_hidden_size", r.where());
 }
 
-Format read_format(Reader& r) {
-  const std::string name = r.text({"torch_dtype", "dtype"}, "bfloat16");
+// Where no dtype is given it is float32, as in transformers; a nested text_config inherits the outer one.
+Format read_format(Reader& r, const std::string& inherited) {
+  const std::string name = r.text({"torch_dtype", "dtype"}, inherited);
   if (name == "bfloat16") return Format::bf16;
   if (name == "float32") return Format::f32;
   fail(ErrorCode::not_supported, "{}: torch_dtype = {}: expected bfloat16 or float32", r.where(), name);
@@ -296,7 +297,10 @@ Config parse_config(std::string_view text, const std::string& source) {
   config.activation = act == "situ" ? Activation::situ : Activation::silu;
   config.situ_beta = r.number({"activation_situ_beta"}, 4);
   config.situ_linear_beta = r.number({"activation_situ_linear_beta"}, 25);
-  config.format = read_format(r);
+  std::string inherited = "float32";
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (nested && root.contains(key) && root.at(key).is_string()) inherited = root.at(key).get<std::string>();
+  config.format = read_format(r, inherited);
   const json* linear = r.find({"linear_attn_config"});
   if (linear == nullptr) fail(ErrorCode::invalid_argument, "{}: linear_attn_config is missing", r.where());
   std::vector<int> full_layers;
