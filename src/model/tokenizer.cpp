@@ -96,8 +96,8 @@ std::vector<std::string> read_ranks(const std::filesystem::path& path) {
 }
 
 std::vector<std::string> all_bytes() {
-  std::vector<std::string> tokens;
-  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  std::vector<std::string> tokens(256);
+  for (std::size_t byte = 0; byte < 256; ++byte) tokens[byte] = std::string(1, static_cast<char>(byte));
   return tokens;
 }
 

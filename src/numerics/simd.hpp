@@ -7,6 +7,13 @@
 // everywhere are offered: add, subtract, multiply, divide, square root, fused multiply-add.
 #pragma once
 
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+// For the rest of the file: GCC 12's avx512fintrin.h initialises "undefined" vectors with themselves and then warns
+// about it wherever they are inlined (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #include <immintrin.h>
 
 #include <bit>
@@ -15,7 +22,9 @@
 
 #include "numerics/formats.hpp"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+#define TIDELOCK_ISA_NAMESPACE isa_avx512bf16
+#elif defined(__AVX512F__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx512
 #elif defined(__AVX2__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx2
@@ -107,6 +116,24 @@ inline V16 mantissa(V16 a) {
 }
 inline V16 abs(V16 a) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF)))};
+}
+
+// round_bf16 is to_bf16 (formats.hpp) kept as a float32: the lower half of every lane is zero.
+inline V16 round_bf16(V16 a) {
+  const __m512i u = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __m512i magnitude = _mm512_and_si512(u, _mm512_set1_epi32(0x7FFFFFFF));
+  const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7F800000));
+  const __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x00800000));
+  __m512i r = _mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x00400000));
+  r = _mm512_mask_and_epi32(r, tiny, u, _mm512_set1_epi32(static_cast<int>(0x80000000U)));
+  return {_mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))))};
+}
+// Stores the upper halves.
+inline void store(bf16* p, V16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16)));
 }
 
 #elif defined(__AVX2__)
@@ -205,6 +232,28 @@ inline V16 abs(V16 a) {
   return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
 }
 
+inline V16 round_bf16(V16 a) {
+  const auto half = [](__m256 x) {
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7FFFFFFF));
+    const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7F800000));
+    const __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x00800000), magnitude);
+    const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi32(0x7FFFFFFF), u);
+    __m256i r = _mm256_blendv_epi8(up, _mm256_or_si256(u, _mm256_set1_epi32(0x00400000)), nan);
+    r = _mm256_blendv_epi8(r, sign, tiny);
+    return _mm256_castsi256_ps(_mm256_and_si256(r, _mm256_set1_epi32(static_cast<int>(0xFFFF0000U))));
+  };
+  return {half(a.lo), half(a.hi)};
+}
+inline void store(bf16* p, V16 a) {
+  const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(a.lo), 16);
+  const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(a.hi), 16);
+  const __m256i both = _mm256_packus_epi32(lo, hi);  // quarters: lo 0, hi 0, lo 1, hi 1
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xD8));
+}
+
 #else
 
 struct V16 {
@@ -293,6 +342,13 @@ inline V16 abs(V16 a) {
   return lanes([&](int i) { return std::fabs(a.v[i]); });
 }
 
+inline V16 round_bf16(V16 a) {
+  return lanes([&](int i) { return to_float(to_bf16(a.v[i])); });
+}
+inline void store(bf16* p, V16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(a.v[i]) >> 16)};
+}
+
 #endif
 
 // The nearest integer (ties to even) for |a| < 2^22.
@@ -301,14 +357,38 @@ inline V16 round_int(V16 a) {
   return sub(add(a, magic), magic);
 }
 
-// The contract's fixed tree: lane i meets i+8, then i+4, i+2, i+1.
-inline float sum_tree(V16 a) {
+// The first n lanes of a; `fill` in the others.
+inline V16 first_n(V16 a, int n, float fill) {
   alignas(64) float x[16];
   store(x, a);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
-  return x[0];
+  for (int i = n; i < 16; ++i) x[i] = fill;
+  return load(x);
 }
+inline void store_n(bf16* p, V16 a, int n) {
+  bf16 x[16];
+  store(x, a);
+  for (int i = 0; i < n; ++i) p[i] = x[i];
+}
+
+// The contract's fixed tree: lane i meets i+8, then i+4, i+2, i+1.
+#if defined(__AVX2__)
+inline float sum_tree(V16 a) {
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+inline float sum_tree(V16 a) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];
+  return a.v[0];
+}
+#endif
 inline float max_tree(V16 a) {
   alignas(64) float x[16];
   store(x, a);

@@ -160,7 +160,8 @@ CgroupTree::CgroupTree(const std::string& run_name, const Features& features,
   const std::vector<CgroupMount> mounts = parse_cgroup_mounts(slurp("/proc/self/mountinfo"));
   const auto try_version = [&](const std::string& controller, bool version2) {
     for (const CgroupMount& mount : mounts) {
-      if (mount.version2 == version2 && (version2 || contains(mount.controllers, controller))) {
+      if (mount.version2 == version2 && (!version2 || features.cgroup_version2) &&
+          (version2 || contains(mount.controllers, controller))) {
         add(mount, controller, run_name, record);
         return;
       }
@@ -185,7 +186,8 @@ CgroupTree::CgroupTree(const std::string& run_name, const Features& features,
 ContainerCgroup CgroupTree::create(const CreateRequest& request) const {
   std::vector<ContainerCgroup::Part> parts;
   const Limits& wanted = request.limits;
-  const auto memory = std::to_string(wanted.memory_bytes);
+  // Files of a container live in memory: the group holds them beside what the processes may use.
+  const auto memory = std::to_string(wanted.memory_bytes + wanted.disk_bytes);
   const auto processes = std::to_string(wanted.processes + 1);  // init counts too
   const auto quota =
       std::to_string(std::max<std::uint64_t>(1000, static_cast<std::uint64_t>(wanted.cpus * kPeriodMicroseconds)));

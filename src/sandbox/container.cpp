@@ -40,8 +40,13 @@ HelperProcess::HelperProcess(const ContainerOptions& options, const Features& fe
   try {
     start(options.helper_program.empty() ? "/proc/self/exe" : options.helper_program);
     const int lock = run_.lock.get();
-    send_message(control_.get(), MessageType::hello, encode(Hello{run_.path.string(), features}), {&lock, 1});
-    const std::optional<Message> answer = receive_message(control_.get());
+    std::optional<Message> answer;
+    try {
+      send_message(control_.get(), MessageType::hello, encode(Hello{run_.path.string(), features}), {&lock, 1});
+      answer = receive_message(control_.get());
+    } catch (const Error&) {
+      answer.reset();  // gone before it has read or answered
+    }
     if (!answer) {
       fail(ErrorCode::internal, "sandbox: the helper ended at once; is '{}' a program with the verb sandbox-helper?",
            options.helper_program.empty() ? "/proc/self/exe" : options.helper_program.string());
@@ -105,11 +110,18 @@ void HelperProcess::shut_down() noexcept {
 HelperProcess::Birth HelperProcess::create(const CreateRequest& request, std::span<const int> descriptors) {
   const std::scoped_lock guard(mutex_);
   if (!control_) {
-    fail(ErrorCode::invalid_argument, "sandbox: the runtime has ended");
+    fail(ErrorCode::io, "sandbox: the runtime has ended or its helper process has died");
   }
-  send_message(control_.get(), MessageType::create, encode(request), descriptors);
-  std::optional<Message> answer = receive_message(control_.get());
+  std::optional<Message> answer;
+  try {
+    send_message(control_.get(), MessageType::create, encode(request), descriptors);
+    answer = receive_message(control_.get());
+  } catch (const Error& error) {
+    control_.reset();  // question and answer could be taken for those of others from now on
+    fail(ErrorCode::io, "sandbox: the helper process does not answer: {}", error.what());
+  }
   if (!answer) {
+    control_.reset();
     fail(ErrorCode::io, "sandbox: the helper process has died");
   }
   if (answer->type == MessageType::failed) {

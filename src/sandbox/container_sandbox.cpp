@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -21,6 +22,8 @@ constexpr auto kReadyPatience = 60s;    // for a container to come up on a crowd
 constexpr auto kKillPatience = 10s;     // for init to report the end of a command that was killed
 constexpr auto kRemovalPatience = 30s;  // for the kernel to take a container apart
 constexpr auto kFilePatience = 60s;
+constexpr std::chrono::hours kLongest{24 * 365};  // of a command; keeps the clock's arithmetic in range
+constexpr auto kFreezeLook = 50us;
 constexpr auto kFreezePatience = 200ms;  // processes in the middle of a system call freeze at its end
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -203,7 +206,8 @@ ExecResult ContainerSandbox::run(const RunRequest& request, const ExecRequest& i
   output.close_command_end();
   error.close_command_end();
   ExecResult result;
-  const Exited exited = pump(output, error, start + io.timeout, result.timed_out);
+  const Exited exited =
+      pump(output, error, start + std::min<std::chrono::milliseconds>(io.timeout, kLongest), result.timed_out);
   result.exit_code = exited.exit_code;
   result.signal = exited.signal;
   // A process in the background still holds a pipe: init goes on emptying it, so that the process is not ended by
@@ -362,8 +366,8 @@ void ContainerSandbox::set_frozen(bool frozen) {
         Clock::now() >= deadline) {
       return;
     }
-    pollfd entry{freeze_events_.get(), POLLPRI, 0};
-    poll(&entry, version2 ? 1 : 0, version2 ? 20 : 1);  // version 1 tells nobody: look again in a millisecond
+    // The kernel reports the change at most every 10 ms, so we look ourselves.
+    std::this_thread::sleep_for(kFreezeLook);
   }
 }
 

@@ -1,6 +1,7 @@
 // The helper process: makes containers, knows which live, removes what they leave. See sandbox.hpp, helper_main.
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/sched.h>
 #include <poll.h>
 #include <sched.h>
@@ -48,6 +49,13 @@ bool write_text(const char* path, const std::string& text) {
   return file && write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
+// Whether we may make namespaces and mounts as we are: root, and not a root that is itself confined.
+bool may_administer() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2] = {};
+  return geteuid() == 0 && syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_SYS_ADMIN)) != 0;
+}
+
 class Helper {
  public:
   Helper(int control, const Hello& hello, FileDescriptor lock, const sigset_t& watched)
@@ -55,7 +63,7 @@ class Helper {
         run_(hello.run_directory),
         lock_(std::move(lock)),
         signals_(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK)),
-        user_namespace_(geteuid() != 0),
+        user_namespace_(!may_administer()),
         filter_(compile_filter()),
         cgroups_(run_.filename().string(), hello.features,
                  [this](const std::filesystem::path& path) { record_cgroup(run_, path); }) {}
@@ -310,7 +318,9 @@ void hide_command_line(int argc, char** argv) {
 }  // namespace
 
 int helper_main(int argc, char** argv) {
-  init_log();
+  if (!spdlog::get("tidelock")) {
+    init_log();
+  }
   char* rest = nullptr;
   const long number = argc >= 2 ? std::strtol(argv[argc - 1], &rest, 10) : -1;
   if (number < 3 || *rest != '\0') {

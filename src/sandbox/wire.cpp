@@ -238,6 +238,7 @@ std::string encode(const Hello& value) {
   writer.text(value.run_directory);
   writer.number<std::uint8_t>(value.features.cgroup_limits);
   writer.number<std::uint8_t>(value.features.cgroup_freezer);
+  writer.number<std::uint8_t>(value.features.cgroup_version2);
   return writer.take();
 }
 
@@ -247,6 +248,7 @@ Hello decode_hello(std::string_view body) {
   value.run_directory = reader.text();
   value.features.cgroup_limits = reader.flag();
   value.features.cgroup_freezer = reader.flag();
+  value.features.cgroup_version2 = reader.flag();
   reader.end();
   return value;
 }

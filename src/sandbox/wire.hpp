@@ -91,6 +91,7 @@ FrameHeader decode_header(std::string_view bytes);  // throws Error{corrupt_data
 struct Features {
   bool cgroup_limits = true;
   bool cgroup_freezer = true;
+  bool cgroup_version2 = true;
 };
 
 struct Hello {

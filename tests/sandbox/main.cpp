@@ -1,16 +1,26 @@
-// The test program is its own helper: the runtime starts it again with the hidden verb.
+// The test program is its own helper: the runtime starts it again with the hidden verb. It is also its own victim and
+// its own ordinary user.
 #include <gtest/gtest.h>
 
 #include <string_view>
 
 #include "base/log.hpp"
 #include "sandbox/sandbox.hpp"
+#include "sandbox/support.hpp"
+#include "sandbox/unprivileged.hpp"
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "sandbox-helper") {
+  const std::string_view verb = argc > 1 ? argv[1] : "";
+  tidelock::init_log();
+  if (verb == "sandbox-helper") {
     return tidelock::sandbox::helper_main(argc, argv);
   }
-  tidelock::init_log();
+  if (verb == "victim") {
+    return tidelock::sandbox::testing::victim_main(argc, argv);
+  }
+  if (verb == "unprivileged") {
+    return tidelock::sandbox::testing::unprivileged_main(argc, argv);
+  }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

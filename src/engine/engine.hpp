@@ -1,0 +1,101 @@
+// engine/: requests become batches. Sequences with their own state, batched decode and chunked prefill over it,
+// sampling.
+//
+// A sequence's tokens, and the log-probabilities reported for them, depend on its own tokens, adapter and seed alone -
+// not on what else is in the batch, on chunk sizes or on threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/team.hpp"
+#include "model/forward.hpp"
+#include "state/state.hpp"
+
+namespace tidelock::engine {
+
+struct SamplingParams {
+  float temperature = 1;  // 0: greedy (ties to the lower id)
+  float top_p = 1;        // smallest set of most likely tokens with at least this probability
+  int top_k = 0;          // 0: no limit
+  std::uint64_t seed = 0;
+  std::int64_t max_tokens = 256;          // sampled tokens in the sequence's whole life
+  std::vector<std::int32_t> stop_tokens;  // ends a turn; the token itself is part of the sequence
+};
+// Throws Error{invalid_argument} naming the parameter.
+void check(const SamplingParams& params);
+
+// The next token. `counter` numbers the draws of one sequence: the same (logits, params, counter) gives the same token.
+// The set is cut by top_k, then by top_p, on probabilities after temperature; ties by lower id.
+std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter);
+
+using SequenceId = std::int64_t;
+
+enum class Status {
+  prefill,
+  decode,
+  stopped,
+  length
+};  // stopped: at a stop token; length: max_tokens or context reached
+
+struct Event {  // one sampled token
+  SequenceId sequence;
+  std::int32_t token;
+  float logprob;  // in the unmodified distribution (temperature 1, nothing cut)
+  Status status;  // after this token
+};
+
+struct StepPlanItem {
+  SequenceId sequence;
+  std::int64_t tokens;
+};
+struct PlanInput {
+  SequenceId sequence;
+  std::int64_t pending;  // tokens known but not in the state yet; 1 when decoding
+};
+// Which tokens the next step runs: every decoding sequence first, then prefill in the given order, in all at most
+// `token_budget` tokens (at least one item when there is work). A pure function.
+std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget);
+
+struct EngineOptions {
+  std::int64_t step_tokens = 2048;  // most tokens of one step
+  // Models whose weights are at most this many bytes are run by sharding sequences over threads, each with its own
+  // pass; larger ones run one pass whose products are split. Bits are the same.
+  std::size_t shard_weights_limit = 64ULL << 20;
+};
+
+class Engine {
+ public:
+  Engine(const model::Model& model, Team& team, const EngineOptions& options = {});
+  ~Engine();
+
+  // Starts one sequence per element of `params`, all from the same prompt, which is computed once. The adapter is
+  // shared, and `weight_version` is kept with what is sampled. Throws Error{invalid_argument} for an empty prompt or
+  // bad tokens.
+  std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
+                              std::shared_ptr<const model::Adapter> adapter = nullptr);
+  // Appends given tokens (a tool's observation) to a stopped sequence and lets it go on.
+  void append(SequenceId id, std::span<const std::int32_t> tokens);
+  void remove(SequenceId id);
+
+  // Runs one batch. Empty when no sequence can go on.
+  std::vector<Event> step();
+  bool has_work() const;
+
+  const std::vector<std::int32_t>& tokens(SequenceId id) const;
+  Status status(SequenceId id) const;
+
+  struct Counters {
+    std::int64_t prefill_tokens = 0, decode_tokens = 0, steps = 0;
+  };
+  const Counters& counters() const;
+  std::size_t state_bytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidelock::engine

@@ -1,0 +1,90 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/base.hpp"
+#include "engine/engine.hpp"
+
+namespace tidelock::engine {
+namespace {
+
+std::int32_t argmax(const float* x, std::int64_t n) {
+  return static_cast<std::int32_t>(std::max_element(x, x + n) - x);
+}
+
+struct Candidate {
+  std::int32_t token;
+  float weight;  // exp((logit - max) / temperature)
+};
+
+// Draws in proportion to the weights, with the cumulative sum in double in the given order.
+std::int32_t draw(std::span<const Candidate> candidates, double total, float uniform) {
+  const double target = static_cast<double>(uniform) * total;
+  double sum = 0;
+  for (const Candidate& c : candidates) {
+    sum += c.weight;
+    if (target < sum) return c.token;
+  }
+  for (auto it = candidates.rbegin(); it != candidates.rend(); ++it)
+    if (it->weight > 0) return it->token;
+  return candidates.front().token;
+}
+
+double total_weight(std::span<const Candidate> candidates) {
+  return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                         [](double sum, const Candidate& c) { return sum + c.weight; });
+}
+
+}  // namespace
+
+void check(const SamplingParams& p) {
+  if (!(p.temperature >= 0 && p.temperature <= 100))
+    fail(ErrorCode::invalid_argument, "temperature {}: expected 0 to 100", p.temperature);
+  if (!(p.top_p > 0 && p.top_p <= 1))
+    fail(ErrorCode::invalid_argument, "top_p {}: expected above 0, at most 1", p.top_p);
+  if (p.top_k < 0) fail(ErrorCode::invalid_argument, "top_k {}: expected 0 (off) or more", p.top_k);
+  if (p.max_tokens < 1) fail(ErrorCode::invalid_argument, "max_tokens {}: expected 1 or more", p.max_tokens);
+}
+
+std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter) {
+  if (params.temperature == 0) return argmax(logits, vocab);
+  const float top = *std::max_element(logits, logits + vocab);
+  const float inverse = 1.0F / params.temperature;
+  std::vector<Candidate> candidates(static_cast<std::size_t>(vocab));
+  for (std::int64_t i = 0; i < vocab; ++i)
+    candidates[static_cast<std::size_t>(i)] = {static_cast<std::int32_t>(i),
+                                               numerics::exp((logits[i] - top) * inverse)};
+  if (params.top_k > 0 || params.top_p < 1) {
+    std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+      return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+    });
+    if (params.top_k > 0 && params.top_k < vocab) candidates.resize(static_cast<std::size_t>(params.top_k));
+    if (params.top_p < 1) {
+      const double limit = static_cast<double>(params.top_p) * total_weight(candidates);
+      double sum = 0;
+      std::size_t n = 0;
+      while (n < candidates.size() && sum < limit) sum += candidates[n++].weight;
+      candidates.resize(std::max<std::size_t>(n, 1));
+    }
+  }
+  const float uniform = static_cast<float>(philox(params.seed, 0, counter)[0] >> 8) * 0x1.0p-24F;
+  return draw(candidates, total_weight(candidates), uniform);
+}
+
+std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget) {
+  std::vector<StepPlanItem> plan;
+  std::int64_t left = std::max<std::int64_t>(token_budget, 1);
+  for (const PlanInput& s : sequences)
+    if (s.pending == 1 && left > 0) {
+      plan.push_back({s.sequence, 1});
+      --left;
+    }
+  for (const PlanInput& s : sequences)
+    if (s.pending > 1 && left > 0) {
+      plan.push_back({s.sequence, std::min(s.pending, left)});
+      left -= plan.back().tokens;
+    }
+  return plan;
+}
+
+}  // namespace tidelock::engine

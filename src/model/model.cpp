@@ -1,0 +1,273 @@
+#include "model/model.hpp"
+
+#include <cmath>
+#include <map>
+
+#include "base/base.hpp"
+
+namespace tidelock::model {
+
+using numerics::PackedMatrix;
+
+std::int64_t Parameter::count() const {
+  std::int64_t n = 1;
+  for (const auto d : shape) n *= d;
+  return n;
+}
+
+// Lists every tensor of a config, in the order of meaning, with the ids that the layers use.
+class ModelPlan {
+ public:
+  explicit ModelPlan(Model& model) : model_(model), c_(model.config_) {}
+
+  void build() {
+    const std::string root = c_.tensor_prefix + "model.";
+    Model& m = model_;
+    m.embedding = add(root + "embed_tokens.weight", {c_.vocab, c_.hidden}, ParameterKind::embedding, 1.0F);
+    m.final_norm = ones(root + "norm.weight", c_.hidden);
+    m.head = linear(c_.tensor_prefix + "lm_head.weight", c_.vocab, c_.hidden);
+    mutable_parameter(m.head).adaptable = false;
+    if (c_.residual_block != 0) mix(root + "output_attn_res", m.output_mix_norm, m.output_mix_proj);
+    for (int i = 0; i < c_.layer_count(); ++i) m.layers.push_back(layer(root + fmt::format("layers.{}.", i), i));
+  }
+
+ private:
+  Parameter& mutable_parameter(ParameterId id) { return model_.parameters_[static_cast<std::size_t>(id)]; }
+
+  ParameterId add(std::string name, std::vector<std::int64_t> shape, ParameterKind kind, float deviation,
+                  float mean = 0) {
+    Parameter p;
+    p.name = std::move(name);
+    p.shape = std::move(shape);
+    p.kind = kind;
+    p.init_deviation = deviation;
+    p.init_mean = mean;
+    p.adaptable = kind == ParameterKind::linear || kind == ParameterKind::absorbed;
+    model_.parameters_.push_back(std::move(p));
+    return static_cast<ParameterId>(model_.parameters_.size()) - 1;
+  }
+  ParameterId ones(const std::string& name, int n) { return add(name, {n}, ParameterKind::vector, 0, 1); }
+  ParameterId zeros(const std::string& name, int n) { return add(name, {n}, ParameterKind::vector, 0, 0); }
+  ParameterId linear(const std::string& name, int out, int in, bool split = false) {
+    const auto id = add(name, {out, in}, ParameterKind::linear, 1.0F / std::sqrt(static_cast<float>(in)));
+    if (split) mutable_parameter(id).segments = numerics::split_segments(in);
+    return id;
+  }
+  void mix(const std::string& base, ParameterId& norm, ParameterId& proj) {
+    norm = ones(base + "_norm.weight", c_.hidden);
+    proj = add(base + "_proj.weight", {1, c_.hidden}, ParameterKind::vector, 0.02F);
+  }
+
+  LayerIds layer(const std::string& base, int index) {
+    LayerIds ids;
+    ids.attention_norm = ones(base + "input_layernorm.weight", c_.hidden);
+    ids.ffn_norm = ones(base + "post_attention_layernorm.weight", c_.hidden);
+    if (c_.residual_block != 0) {
+      mix(base + "self_attention_res", ids.attention_mix_norm, ids.attention_mix_proj);
+      mix(base + "mlp_res", ids.ffn_mix_norm, ids.ffn_mix_proj);
+    }
+    if (c_.layers[static_cast<std::size_t>(index)] == LayerKind::kda)
+      ids.kda = kda(base + "self_attn.");
+    else
+      ids.mla = mla(base + "self_attn.");
+    ids.ffn = c_.is_dense_ffn(index) ? dense(base + "mlp.", c_.intermediate) : experts(base + "block_sparse_moe.");
+    return ids;
+  }
+
+  KdaIds kda(const std::string& base) {
+    const int channels = c_.kda.channels(), d = c_.kda.head_dim;
+    KdaIds ids;
+    ids.q = linear(base + "q_proj.weight", channels, c_.hidden);
+    ids.k = linear(base + "k_proj.weight", channels, c_.hidden);
+    ids.v = linear(base + "v_proj.weight", channels, c_.hidden);
+    ids.q_conv = add(base + "q_conv1d.weight", {channels, 1, 4}, ParameterKind::conv, 0.3F);
+    ids.k_conv = add(base + "k_conv1d.weight", {channels, 1, 4}, ParameterKind::conv, 0.3F);
+    ids.v_conv = add(base + "v_conv1d.weight", {channels, 1, 4}, ParameterKind::conv, 0.3F);
+    ids.f_a = linear(base + "f_a_proj.weight", d, c_.hidden);
+    ids.f_b = linear(base + "f_b_proj.weight", channels, d);
+    ids.dt_bias = zeros(base + "dt_bias", channels);
+    ids.a_log = zeros(base + "A_log", c_.kda.heads);
+    ids.b = linear(base + "b_proj.weight", c_.kda.heads, c_.hidden);
+    if (c_.kda.full_rank_gate) {
+      ids.g_b = linear(base + "g_proj.weight", channels, c_.hidden);
+    } else {
+      ids.g_a = linear(base + "g_a_proj.weight", d, c_.hidden);
+      ids.g_b = linear(base + "g_b_proj.weight", channels, d);
+    }
+    ids.o_norm = ones(base + "o_norm.weight", d);
+    ids.o = linear(base + "o_proj.weight", c_.hidden, channels, true);
+    return ids;
+  }
+
+  MlaIds mla(const std::string& base) {
+    const MlaConfig& m = c_.mla;
+    MlaIds ids;
+    if (m.q_lora == 0) {
+      ids.q = linear(base + "q_proj.weight", m.heads * m.query_dim(), c_.hidden);
+    } else {
+      ids.q_a = linear(base + "q_a_proj.weight", m.q_lora, c_.hidden);
+      ids.q_a_norm = ones(base + "q_a_layernorm.weight", m.q_lora);
+      ids.q_b = linear(base + "q_b_proj.weight", m.heads * m.query_dim(), m.q_lora);
+    }
+    ids.kv_a = linear(base + "kv_a_proj_with_mqa.weight", m.key_dim(), c_.hidden);
+    ids.kv_a_norm = ones(base + "kv_a_layernorm.weight", m.latent);
+    ids.kv_b = add(base + "kv_b_proj.weight", {m.heads * (m.nope + m.value), m.latent}, ParameterKind::absorbed,
+                   1.0F / std::sqrt(static_cast<float>(m.latent)));
+    if (m.output_gate) ids.gate = linear(base + "g_proj.weight", m.heads * m.value, c_.hidden);
+    ids.o = linear(base + "o_proj.weight", c_.hidden, m.heads * m.value, true);
+    if (c_.index.heads != 0) {
+      ids.index_q = indexer(linear(base + "indexer.wq_b.weight", c_.index.heads * c_.index.dim, m.q_lora));
+      ids.index_k = indexer(linear(base + "indexer.wk.weight", c_.index.dim, c_.hidden));
+      ids.index_k_norm = indexer(ones(base + "indexer.k_norm.weight", c_.index.dim));
+      ids.index_k_norm_bias = indexer(zeros(base + "indexer.k_norm.bias", c_.index.dim));
+      ids.index_w = indexer(linear(base + "indexer.weights_proj.weight", c_.index.heads, c_.hidden));
+    }
+    return ids;
+  }
+  ParameterId indexer(ParameterId id) {
+    mutable_parameter(id).indexer = true;
+    mutable_parameter(id).adaptable = false;
+    return id;
+  }
+
+  FfnIds dense(const std::string& base, int width) {
+    FfnIds ids;
+    ids.gate = linear(base + "gate_proj.weight", width, c_.hidden);
+    ids.up = linear(base + "up_proj.weight", width, c_.hidden);
+    ids.down = linear(base + "down_proj.weight", c_.hidden, width, true);
+    return ids;
+  }
+
+  FfnIds experts(const std::string& base) {
+    const ExpertConfig& e = c_.experts;
+    FfnIds ids;
+    if (e.shared != 0) ids = dense(base + "shared_experts.", e.shared * e.intermediate);
+    ids.router = add(base + "gate.weight", {e.count, c_.hidden}, ParameterKind::router,
+                     1.0F / std::sqrt(static_cast<float>(c_.hidden)));
+    ids.router_bias = zeros(base + "gate.e_score_correction_bias", e.count);
+    if (e.latent != 0) {
+      ids.latent_down = linear(base + "routed_expert_down_proj.weight", e.latent, c_.hidden);
+      ids.latent_up = linear(base + "routed_expert_up_proj.weight", c_.hidden, e.latent);
+      if (e.latent_norm) ids.latent_norm = ones(base + "routed_expert_norm.weight", e.latent);
+    }
+    for (int i = 0; i < e.count; ++i) {
+      const std::string expert = base + fmt::format("experts.{}.", i);
+      ids.expert_gate.push_back(linear(expert + "w1.weight", e.intermediate, c_.expert_width()));
+      ids.expert_up.push_back(linear(expert + "w3.weight", e.intermediate, c_.expert_width()));
+      ids.expert_down.push_back(linear(expert + "w2.weight", c_.expert_width(), e.intermediate, true));
+    }
+    return ids;
+  }
+
+  Model& model_;
+  const Config& c_;
+};
+
+Model::Model(Config config, bool for_training) : config_(std::move(config)), for_training_(for_training) {
+  if (config_.tied_head)
+    fail(ErrorCode::not_supported, "tie_word_embeddings = true: only models with their own lm_head are supported");
+  ModelPlan(*this).build();
+}
+
+ParameterId Model::find(std::string_view name) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].name == name) return static_cast<ParameterId>(i);
+  fail(ErrorCode::not_found, "the model has no tensor {}", name);
+}
+
+namespace {
+
+// kv_b rows of one head: nope key rows, then value rows. The key half is used transposed, so that it maps a query to
+// latent space.
+void pack_absorbed(const Config& config, bool for_training, const float* w, std::vector<Matrix>& parts) {
+  const MlaConfig& m = config.mla;
+  std::vector<float> turned(static_cast<std::size_t>(m.latent) * static_cast<std::size_t>(m.nope));
+  parts.resize(static_cast<std::size_t>(2 * m.heads));
+  for (int h = 0; h < m.heads; ++h) {
+    const float* head = w + static_cast<std::int64_t>(h) * (m.nope + m.value) * m.latent;
+    for (int n = 0; n < m.nope; ++n)
+      for (int l = 0; l < m.latent; ++l) turned[static_cast<std::size_t>(l * m.nope + n)] = head[n * m.latent + l];
+    Matrix& key = parts[static_cast<std::size_t>(h)];
+    Matrix& value = parts[static_cast<std::size_t>(m.heads + h)];
+    const float* value_rows = head + static_cast<std::int64_t>(m.nope) * m.latent;
+    key.forward = PackedMatrix::pack(config.format, turned.data(), m.latent, m.nope);
+    value.forward = PackedMatrix::pack(config.format, value_rows, m.value, m.latent);
+    if (!for_training) continue;
+    key.transposed = PackedMatrix::pack_transposed(config.format, turned.data(), m.latent, m.nope);
+    value.transposed = PackedMatrix::pack_transposed(config.format, value_rows, m.value, m.latent);
+  }
+}
+
+}  // namespace
+
+void Model::set(ParameterId id, std::span<const float> values) {
+  Parameter& p = parameters_[static_cast<std::size_t>(id)];
+  if (static_cast<std::int64_t>(values.size()) != p.count())
+    fail(ErrorCode::internal, "{}: {} values given, {} expected", p.name, values.size(), p.count());
+  switch (p.kind) {
+    case ParameterKind::vector:
+    case ParameterKind::conv:
+      p.values.assign(values.begin(), values.end());
+      break;
+    case ParameterKind::embedding:
+      p.values.assign(values.begin(), values.end());
+      if (config_.format == Format::bf16)
+        for (float& x : p.values) x = numerics::to_float(numerics::to_bf16(x));
+      break;
+    case ParameterKind::linear:
+    case ParameterKind::router: {
+      const Format format = p.kind == ParameterKind::router ? Format::f32 : config_.format;
+      p.parts.resize(1);
+      p.parts[0].forward = PackedMatrix::pack(format, values.data(), p.shape[0], p.shape[1], p.segments);
+      if (for_training_)
+        p.parts[0].transposed = PackedMatrix::pack_transposed(format, values.data(), p.shape[0], p.shape[1]);
+      break;
+    }
+    case ParameterKind::absorbed:
+      pack_absorbed(config_, for_training_, values.data(), p.parts);
+      break;
+  }
+}
+
+std::size_t Model::weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& p : parameters_) {
+    bytes += p.values.size() * sizeof(float);
+    for (const auto& part : p.parts) bytes += part.forward.bytes() + part.transposed.bytes();
+  }
+  return bytes;
+}
+
+std::int64_t Model::parameter_count() const {
+  std::int64_t n = 0;
+  for (const auto& p : parameters_) n += p.count();
+  return n;
+}
+
+std::int64_t Model::active_parameter_count() const {
+  std::int64_t n = parameter_count() - parameter(embedding).count();
+  for (const auto& layer : layers)
+    for (const auto* list : {&layer.ffn.expert_gate, &layer.ffn.expert_up, &layer.ffn.expert_down})
+      if (!list->empty())
+        n -= static_cast<std::int64_t>(list->size() - static_cast<std::size_t>(config_.experts.top_k)) *
+             parameter(list->front()).count();
+  return n;
+}
+
+std::vector<float> initial_values(const Model& model, ParameterId id, std::uint64_t seed) {
+  const Parameter& p = model.parameter(id);
+  Random random(seed, static_cast<std::uint64_t>(id));
+  std::vector<float> values(static_cast<std::size_t>(p.count()));
+  for (float& x : values) x = p.init_mean + p.init_deviation * random.normal();
+  for (const LayerIds& layer : model.layers) {
+    // Decay per token starts between about exp(-5 sigmoid(-6)) and exp(-5 sigmoid(-2)): memories of one to eighty
+    // tokens.
+    if (id == layer.kda.dt_bias)
+      for (float& x : values) x = -6.0F + 4.0F * random.uniform();
+    if (id == layer.kda.a_log)
+      for (float& x : values) x = 0.5F * (random.uniform() - 0.5F);
+  }
+  return values;
+}
+
+}  // namespace tidelock::model
