@@ -179,7 +179,7 @@ std::string atif_line(const AtifContext& context, const std::vector<model::Messa
     fail(ErrorCode::internal, "trajectory {}: {} turns in {} runs of sampled tokens", trajectory.task_id,
          trajectory.turns.size(), runs.size());
   Ordered steps = Ordered::array();
-  const auto add = [&](Ordered step) {
+  const auto add = [&](const Ordered& step) {
     Ordered numbered{{"step_id", steps.size() + 1}};
     numbered.update(step);
     steps.push_back(std::move(numbered));

@@ -280,6 +280,7 @@ std::vector<Episode> load_harbor_tasks(const std::filesystem::path& directory, c
   if (folders.empty()) fail(ErrorCode::not_found, "{}: no folder with a task.toml in it", directory.string());
   std::sort(folders.begin(), folders.end());
   std::vector<Episode> episodes;
+  episodes.reserve(folders.size());
   for (const auto& folder : folders) episodes.push_back(load_harbor_task(folder, options));
   return episodes;
 }

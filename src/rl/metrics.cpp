@@ -94,7 +94,7 @@ struct MetricsWriter::Impl {
   }
 };
 
-MetricsWriter::MetricsWriter(std::filesystem::path directory, const MetricsOptions& options)
+MetricsWriter::MetricsWriter(const std::filesystem::path& directory, const MetricsOptions& options)
     : impl_(std::make_unique<Impl>()) {
   std::filesystem::create_directories(directory);
   impl_->path = directory / "metrics.jsonl";

@@ -49,7 +49,7 @@ struct MetricsOptions {
 // not a row.
 class MetricsWriter {
  public:
-  MetricsWriter(std::filesystem::path directory, const MetricsOptions& options);
+  MetricsWriter(const std::filesystem::path& directory, const MetricsOptions& options);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;

@@ -67,11 +67,14 @@ Lines reward_plot(const ViewState& s, int width, const Pen& pen) {
     else
       plot.line(x_of(static_cast<double>(i)), y_of(s.rewards[i - 1]), x, y);
   }
-  std::vector<std::string> points(static_cast<std::size_t>(columns * kPlotRows));
+  const auto place = [&](int row, int column) {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) + static_cast<std::size_t>(column);
+  };
+  std::vector<std::string> points(place(kPlotRows, 0));
   for (const ViewEvaluation& evaluation : s.evaluations) {
     const int column = std::clamp(x_of(static_cast<double>(evaluation.step)) / 2, 0, columns - 1);
     const int row = (plot.height() - 1 - y_of(evaluation.result.mean_at_k.value)) / 4;
-    points.at(static_cast<std::size_t>(row * columns + column)) = pen(kYellow, "●");
+    points.at(place(row, column)) = pen(kYellow, "●");
   }
   Lines lines;
   for (int row = 0; row < kPlotRows; ++row) {
@@ -82,7 +85,7 @@ Lines reward_plot(const ViewState& s, int width, const Pen& pen) {
     line = pen(kDim, line);
     std::string run;  // neighbouring cells of the curve share one colour sequence
     for (int column = 0; column < columns; ++column) {
-      const std::string& point = points.at(static_cast<std::size_t>(row * columns + column));
+      const std::string& point = points.at(place(row, column));
       if (point.empty()) {
         run += plot.cell(column, row);
         continue;
@@ -118,7 +121,7 @@ Lines mismatch_box(const ViewState& s, const Pen& pen) {
                              : fmt::format("of {} sampled tokens differ", grouped(s.compared_tokens));
   const std::string what = s.compared_tokens == 0 ? ""
                            : clean                ? "rollout and trainer agree by bits"
-                                   : fmt::format("off by up to {:.1e}", s.mismatch_max_abs);
+                                                  : fmt::format("off by up to {:.1e}", s.mismatch_max_abs);
   const std::string edge = repeat("─", inner);
   return {fmt::format(" {}{}", pen(code, fmt::format("╭{}╮", edge)), pen(kDim, " mismatch")),
           fmt::format(" {} {}", pen(code, fmt::format("│  {}  │", number)), of),

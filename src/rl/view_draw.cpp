@@ -176,8 +176,7 @@ void Plot::dot(int x, int y) {
   static constexpr std::array<std::array<std::uint8_t, 2>, 4> kBits{
       {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}};
   const int down = height() - 1 - y;
-  cells_[static_cast<std::size_t>(down / 4 * columns_ + x / 2)] |=
-      kBits.at(static_cast<std::size_t>(down % 4)).at(static_cast<std::size_t>(x % 2));
+  cells_[index(x / 2, down / 4)] |= kBits.at(static_cast<std::size_t>(down % 4)).at(static_cast<std::size_t>(x % 2));
 }
 
 void Plot::line(int x0, int y0, int x1, int y1) {
@@ -189,7 +188,7 @@ void Plot::line(int x0, int y0, int x1, int y1) {
 }
 
 std::string Plot::cell(int column, int row) const {
-  const std::uint8_t bits = cells_[static_cast<std::size_t>(row * columns_ + column)];
+  const std::uint8_t bits = cells_[index(column, row)];
   return bits == 0 ? " " : encode(0x2800U + bits);
 }
 

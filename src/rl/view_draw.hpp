@@ -56,6 +56,9 @@ class Plot {
   std::string cell(int column, int row) const;  // row downward from 0
 
  private:
+  std::size_t index(int column, int row) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns_) + static_cast<std::size_t>(column);
+  }
   int columns_, rows_;
   std::vector<std::uint8_t> cells_;
 };
