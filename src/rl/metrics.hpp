@@ -4,6 +4,7 @@
 // with step <= N and cuts off the rest, a half-written last line included, so nothing is counted twice.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -23,7 +24,11 @@ class MetricsRow {
   explicit MetricsRow(std::int64_t step) : step_(step) {}
   void set(std::string_view name, MetricValue value);  // replaces a value of the same name
   void set(std::string_view name, const char* value) { set(name, MetricValue(std::string(value))); }
-  void set(std::string_view name, int value) { set(name, MetricValue(std::int64_t{value})); }
+  void set(std::string_view name, bool value) { set(name, MetricValue(value)); }
+  void set(std::string_view name, double value) { set(name, MetricValue(value)); }
+  void set(std::string_view name, std::integral auto value) {
+    set(name, MetricValue(static_cast<std::int64_t>(value)));
+  }
   std::int64_t step() const { return step_; }
   const std::vector<std::pair<std::string, MetricValue>>& values() const { return values_; }
   // One JSON object without newline. Numbers that are not finite become null.
