@@ -8,6 +8,8 @@ numbers are stated against it: KDA in chunks with a hand-written backward of the
 input fused into one product, experts grouped, all parameters in one flat buffer with one AdamW call.
 PyTorch's matrix products go through libblas.so.3. The reference BLAS that Debian installs by default is 20 to 40 times
 slower than OpenBLAS (package libopenblas0-pthread), so the script refuses to measure on it.
+With 2 threads or more, measure on an idle machine: OpenMP's threads spin, and on a busy one that made a step 18 times
+slower than with OMP_WAIT_POLICY=passive.
 """
 import argparse
 import json
