@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::int64_t kChunk = 512;  // rows of one pass
 
-int run_logits(const std::string& folder, const std::string& tokens_path, const std::string& out, const std::string& adapter_path, int threads) {
+int run_logits(const std::string& folder, const std::string& tokens_path, const std::string& out,
+               const std::string& adapter_path, int threads) {
   const auto model = model::load_model(folder, false);
   std::unique_ptr<model::Adapter> adapter;
   if (!adapter_path.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, adapter_path));
@@ -24,7 +25,9 @@ int run_logits(const std::string& folder, const std::string& tokens_path, const 
   std::vector<float> logits(static_cast<std::size_t>(n * vocab));
   for (std::int64_t at = 0; at < n; at += kChunk) {
     const std::int64_t rows = std::min(kChunk, n - at);
-    const model::Span span{sequence.extend(rows), at, std::span(tokens).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(rows)), adapter.get()};
+    const model::Span span{sequence.extend(rows), at,
+                           std::span(tokens).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(rows)),
+                           adapter.get()};
     const float* hidden = model::forward(*model, layout, std::span(&span, 1), {}, workspace, team);
     sequence.advance(rows);
     model::head_forward(*model, hidden, rows, logits.data() + at * vocab, workspace, team);

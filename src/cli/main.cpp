@@ -37,11 +37,15 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "help for all verbs");
   const std::pair<const char*, const char*> verbs[] = {
+      {"rl", "reinforcement learning with tools in sandboxes"},
       {"train", "train a model from scratch on demonstrations"},
+      {"eval", "mean@k and pass@k on held-out tasks"},
+      {"generate", "text from a prompt or a chat"},
       {"logits", "logits of given tokens, as a .npy file"},
+      {"bench", "measure against peers and limits"},
   };
   using Adder = Action (*)(CLI::App&);
-  const Adder adders[] = {add_train, add_logits};
+  const Adder adders[] = {add_rl, add_train, add_eval, add_generate, add_logits, add_bench};
   std::vector<std::pair<CLI::App*, Action>> actions;
   for (std::size_t i = 0; i < std::size(verbs); ++i) {
     CLI::App* sub = app.add_subcommand(verbs[i].first, verbs[i].second);

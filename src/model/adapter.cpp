@@ -89,6 +89,7 @@ std::string AdapterValues::sha256(const Model& model) const {
 std::unique_ptr<Adapter> make_adapter(const Model& model, const AdapterValues& values) {
   auto adapter = std::make_unique<Adapter>(model, values.rank, values.alpha);
   for (const auto& pair : values.pairs) adapter->set(pair.id, pair.a, pair.b);
+  adapter->sha256_ = values.sha256(model);
   return adapter;
 }
 

@@ -3,14 +3,23 @@
 // A sequence is cut into chunks of 16 tokens at absolute positions. With S the state at the chunk's entry, G_i the
 // cumulative log decay inside the chunk (per key channel, this row included), the output of row i is a fixed function
 // of S, of the chunk's rows j <= i, and of nothing else:
-//   a_ij = sum over d of (k_i[d] e^{G_i[d]}) (k_j[d] e^{-G_j[d]})              j < i      (bounded gate: factored)
-//        = sum over d of (k_i[d] k_j[d]) e^{G_i[d] - G_j[d]}                              (unbounded gate: pairwise)
-//   b_ij likewise with q_i, j <= i
-//   u_i  = beta_i (v_i - [ sum over d of S[d] (k_i[d] e^{G_i[d]}) + sum over j < i of a_ij u_j ])
-//   o_i  = sum over d of S[d] (q_i[d] e^{G_i[d]}) + sum over j <= i of b_ij u_j
-// and when row 15 is done the state is committed:  S[d] = e^{G_15[d]} S[d] + sum over j of (k_j[d] e^{G_15[d]-G_j[d]})
-// u_j. Each element's chain is ascending (d, then j), by fma. Prefill evaluates the function for many rows, decode for
-// one. The bounded form requires g >= -5 per token: 16 * 5 = 80 keeps e^{-G} finite.
+//   a_ij = sum over d of k_i[d] k_j[d] e^{G_i[d] - G_j[d]}    j < i
+//   b_ij = sum over d of q_i[d] k_j[d] e^{G_i[d] - G_j[d]}    j <= i
+//   u_i  = beta_i (v_i - [ sum over d of S[d] k_i[d] e^{G_i[d]} + sum over j < i of a_ij u_j ])
+//   o_i  = sum over d of S[d] q_i[d] e^{G_i[d]} + sum over j <= i of b_ij u_j
+// and when row 15 is done the state is committed:
+//   S[d] = e^{G_15[d]} S[d] + sum over j of k_j[d] e^{G_15[d] - G_j[d]} u_j
+// Prefill evaluates the function for many rows, decode for one.
+//
+// Roundings, all float32 (kda_reference.cpp is the definition). G_i = G_{i-1} + g_i, G_0 = g_0. Sums are fma chains
+// from 0, d ascending; those over j continue the chain over d, ascending. u_i rounds the difference, then the product.
+//   bounded gate (K3, g >= -5 per token, so G >= -80): factored. kd = k_i (e^{G_i} C), qd = q_i (e^{G_i} C),
+//     kn = k_j (e^{-G_j} / C), each product rounded once, with C = 2^58 to keep both sides in range (C is constant: an
+//     anchor taken from the chunk would let a row see later rows). a_ij = sum kd kn, b_ij = sum qd kn; the sums over S
+//     of kd and qd are multiplied by 1/C before the sum over j goes on; the commit's factor is kn (e^{G_15} C).
+//   unbounded gate (Kimi Linear): pairwise. a_ij adds (k_i k_j) times exp(G_i - G_j); the commit's factor is
+//     k_j exp(G_15 - G_j); C is 1.
+//   commit: e^{G_15} S is rounded, then the chain over j is added by fma.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +34,10 @@ struct KdaShape {
   bool bounded;
 };
 
-// Floats of one head's state: the entry state S [key_dim, value_dim], the open chunk's keys [key_dim, 16] (times e^{-G}
+// Floats of one head's state: the entry state S [key_dim, value_dim], the open chunk's keys [key_dim, 16] (kn
 // when bounded), corrected values u [16, value_dim], and cumulative gates (bounded: [key_dim], the latest; unbounded:
-// [key_dim, 16]). A state of zeros is that of an empty sequence.
+// [key_dim, 16]). A state of zeros is that of an empty sequence, and the open-chunk parts are zero
+// whenever the position is a multiple of 16: equal prefixes have equal bytes.
 std::size_t kda_head_state_floats(const KdaShape& shape);
 
 // Rows [position, position + rows) of one sequence, for heads [head_begin, head_end).

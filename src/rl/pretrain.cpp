@@ -8,6 +8,7 @@
 #include "base/base.hpp"
 #include "model/forward.hpp"
 #include "rl/conversation.hpp"
+#include "rl/recipe.hpp"
 #include "train/train.hpp"
 
 namespace tidelock::rl {
@@ -102,7 +103,7 @@ struct Run {
         team(threads),
         tokenizer(model::Tokenizer::load(s.text("model.tokenizer"))),
         model(model::parse_config(read_file(s.text("model.config"), 16 << 20), s.text("model.config")), true),
-        mixture(task_mixture(s)),
+        mixture(rl_tasks(s)),
         skill(read_skill(s)),
         parameters(model),
         optimizer(parameters.values().size()),
@@ -171,20 +172,6 @@ struct Run {
 
 }  // namespace
 
-void add_task_keys(Schema& schema) {
-  Schema& task = schema.table_array("tasks", "the mixture of built-in task families");
-  task.text("family", "built-in family").choices(builtin_families());
-  task.number("difficulty", "knob of the family; a fraction draws between its neighbours").range(1, 6).fallback(2.0);
-  task.number("weight", "share of the mixture").at_least(1e-9).fallback(1.0);
-}
-
-TaskMixture task_mixture(const Settings& settings) {
-  TaskMixture mixture;
-  for (const Settings& task : settings.tables("tasks"))
-    mixture.add(make_family(task.text("family")), task.number("difficulty"), task.number("weight"));
-  return mixture;
-}
-
 Schema pretrain_schema() {
   Schema s;
   s.text("model.config", "config.json of the architecture to train");
@@ -228,7 +215,6 @@ void pretrain(const Settings& settings, const std::filesystem::path& out, int th
               const std::function<void(const PretrainProgress&)>& progress) {
   using Clock = std::chrono::steady_clock;
   Run run(settings, threads);
-  if (run.mixture.empty()) fail(ErrorCode::invalid_argument, "the recipe has no [[tasks]]");
   const std::int64_t steps = settings.integer("train.steps"), stop_after = settings.integer("train.stop_after");
   const std::int64_t last = stop_after > 0 ? std::min(steps, stop_after) : steps;
   const std::int64_t every = settings.integer("train.log_every");

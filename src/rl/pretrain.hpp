@@ -6,16 +6,11 @@
 #include <string>
 
 #include "base/settings.hpp"
-#include "rl/task.hpp"
 
 namespace tidelock::rl {
 
 // Every key of a training recipe.
 Schema pretrain_schema();
-
-// The [[tasks]] of a recipe; also used by rl and eval recipes.
-void add_task_keys(Schema& schema);
-TaskMixture task_mixture(const Settings& settings);
 
 struct PretrainProgress {
   std::int64_t step, steps;

@@ -157,6 +157,17 @@ TEST(Chat, AnAssistantTurnWithCallsOfEveryType) {
           untag("json") + untag("call") + untag("tools") + untag("message") + Parts{end});
 }
 
+TEST(Chat, NoMergeCrossesASegment) {
+  // The vocabulary has a token that spans the end of this value and the quote behind it.
+  const Parts value{"=\"", "},", "\""};
+  ASSERT_NE(tokenizer().encode_text("=\"},\""), segments(value));
+  const auto turn = assistant("", "", {{"a", "},", "{}"}});
+  EXPECT_TOKENS(render_completion(tokenizer(), turn, quiet),
+                untag("think") + tag("response") + untag("response") + tag("tools") +
+                    Parts{"<|open|>", "call", " tool"} + value + Parts{" index", "=\"", "1", "\"", "<|sep|>"} +
+                    untag("call") + untag("tools") + untag("message") + Parts{end});
+}
+
 TEST(Chat, ThinkIsWrittenEvenEmptyAndOnlyWhenThinking) {
   const auto bare = untag("message") + Parts{end};
   for (const std::string blank : {"", " \n\xe3\x80\x80"})
@@ -186,6 +197,10 @@ TEST(Chat, ResultsAreNamedNumberedAndPutInTheOrderOfTheirCalls) {
                 tool("first", "1", "one") + tool("second", "2", "two"));
   EXPECT_TOKENS(rendered({result("a", "ignored", "one"), result("a", "", "more")}),
                 tool("first", "1", "one") + tool("first", "2", "more"));
+  // Two calls with one id: their result still stands once.
+  const std::vector<ToolCall> same{{"a", "first", "{}"}, {"a", "second", "{}"}};
+  EXPECT_TOKENS(render_tool_results(tokenizer(), std::vector{result("a", "", "one")}, quiet, false, same),
+                tool("first", "1", "one"));
   // One result that names no call: all stay as they came, names by message or by place.
   EXPECT_TOKENS(rendered({result("b", "", "two"), result("", "own", "one")}),
                 tool("first", "1", "two") + tool("own", "2", "one"));
@@ -215,6 +230,27 @@ TEST(Chat, BadRequestsAreTheCallersFault) {
   EXPECT_TRUE(refused({}, {}, {.response_format = "xml"}));
   EXPECT_TRUE(refused({}, {}, {.response_format = "json_schema", .response_schema = "{"}));
   EXPECT_TRUE(refused({assistant("", "", {{"a", "", "{}"}})}, {}, {}));
+}
+
+TEST(Arguments, ValuesAreWrittenWithTheProtocolsSpacing) {
+  const auto value = [](const std::string& json) {
+    const auto read = read_value(json);
+    return read ? read->type + " " + read->value : "none";
+  };
+  EXPECT_EQ(value(R"([1,[2,[]],{"a":[[3],{}],"b":{"c":"d","e":[true,false,null]}} , "x"])"),
+            R"(array [1, [2, []], {"a": [[3], {}], "b": {"c": "d", "e": [true, false, null]}}, "x"])");
+  EXPECT_EQ(value("{}"), "object {}");
+  EXPECT_EQ(value(" -1.50E+3 "), "number -1.50E+3");
+  EXPECT_EQ(value("184467440737095516160"), "number 184467440737095516160");
+  EXPECT_EQ(value(R"("a\u00e9\n")"), "string a\xc3\xa9\n");
+  for (const std::string bad : {"", "1 2", "1,2", "1,\"a\":2", "1}", "nul", "[1", "1e999", "\"\xff\""})
+    EXPECT_EQ(value(bad), "none") << bad;
+  EXPECT_EQ(value(std::string(63, '[') + std::string(63, ']')).substr(0, 6), "array ");
+  EXPECT_EQ(value(std::string(64, '[') + std::string(64, ']')), "none");
+  for (const std::string bad : {"", "[]", "1", "{\"a\":1,\"a\":2}", "{\"a\":1}x", "null"})
+    EXPECT_FALSE(split_arguments(bad)) << bad;
+  EXPECT_EQ(split_arguments(R"({"z":1,"a":{"a":1,"a":2}})"),
+            (std::vector<Argument>{{"z", "number", "1"}, {"a", "object", R"({"a": 1, "a": 2})"}}));
 }
 
 // ---- answers -------------------------------------------------------------------------------------------------------

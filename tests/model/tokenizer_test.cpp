@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <rapidcheck.h>
+#include <cstdlib>
 #include <map>
 #include <sstream>
 
@@ -165,6 +166,26 @@ TEST(Tokenizer, AMegabyteOfOneLetterIsNoTrouble) {
   }
 }
 
+TEST(Trainer, MakesTheCommittedVocabularyAgain) {
+  const auto folder = scratch();
+  const std::string command =
+      fmt::format("python3 {}/tools/train_bpe.py {}/bpe_corpus.txt --size 400 --out {} > {}/log", TIDELOCK_SOURCE_DIR,
+                  fixtures.string(), folder.string(), folder.string());
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  for (const std::string name : {"tiktoken.model", "tokenizer_config.json"})
+    EXPECT_EQ(read_file(folder / name), read_file(fixtures / "bpe" / name));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Trainer, DigitsStayAloneAndMergesStayInsidePieces) {
+  const Tokenizer tokenizer = Tokenizer::load(fixtures / "bpe");
+  for (TokenId id = 256; !tokenizer.is_special(id); ++id) {
+    const std::string token(tokenizer.token_bytes(id));
+    EXPECT_EQ(token.find_first_of("0123456789"), std::string::npos) << token;
+    EXPECT_EQ(split_pieces(token).size(), 1U) << token;
+  }
+}
+
 class Files : public ::testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -206,6 +227,15 @@ TEST_F(Files, UnnamedReservedIdsGetTheirName) {
   config(R"({"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"400":{"content":"[BOS]"}}})");
   ranks(bytes_);
   EXPECT_EQ(Tokenizer::load(folder_).vocab_size(), 656);
+}
+
+TEST_F(Files, APieceThatIsATokenIsTakenWhole) {
+  // "xyz" cannot be reached by merging pairs, as there is neither "xy" nor "yz".
+  config("{}");
+  ranks(bytes_ + "eHl6 400\n");
+  const Tokenizer tokenizer = Tokenizer::load(folder_);
+  EXPECT_EQ(tokenizer.encode_text("xyz"), (std::vector<TokenId>{400}));
+  EXPECT_EQ(tokenizer.encode_text("xyzz"), (std::vector<TokenId>{'x', 'y', 'z', 'z'}));
 }
 
 TEST_F(Files, BadRanksAreRefused) {

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -208,6 +209,17 @@ class Meaning(unittest.TestCase):
             keys, weights, tokens = self.load(case)
             full, part = self.logits(keys, weights, tokens), self.logits(keys, weights, tokens[:21])
             self.assertLess(make_fixtures.relative(part, full[:21]), 1e-12)
+
+
+class BenchmarkPeer(unittest.TestCase):
+    """bench/torch_train_step.py is only worth racing against if it computes the model; it shares no layer code with it."""
+
+    def test_agrees(self):
+        script = os.path.join(HERE, "..", "..", "bench", "torch_train_step.py")
+        for case in ("linear", "k3", "k31", "k31_wide"):
+            command = [sys.executable, script, "--check", os.path.join(HERE, "fixtures", case)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
 
 
 class Format(unittest.TestCase):

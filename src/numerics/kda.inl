@@ -1,0 +1,290 @@
+// The KDA forward kernels over V16; compiled once per instruction set by kda_{scalar,avx2,avx512}.cpp.
+// kda_reference.cpp defines every chain; here rows of one chunk are only evaluated together.
+#pragma once
+
+#include <cstring>
+
+#include "numerics/kda_kernels.hpp"
+#include "numerics/math.inl"
+#include "numerics/tiles.inl"
+
+namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE {
+namespace {
+
+// Rows i0 .. i0+n-1 of one chunk of one head. Row r of q, k, g is at r * key_stride, of v and out at r * value_stride.
+struct ChunkRows {
+  int i0, n;
+  const float *q, *k, *v, *g, *beta;
+  Stride key_stride, value_stride, beta_stride;
+};
+
+// The open chunk of one head, as kept in its state.
+struct OpenChunk {
+  float *keys, *u, *gates;
+};
+
+struct ChunkScratch {
+  alignas(64) float decayed[2 * kKdaChunk * kKdaMaxDim];  // [2n][key_dim]: k_i e^{G_i} (centred), then q_i
+  alignas(64) float product[2 * kKdaChunk * kKdaMaxDim];  // [2n][value_dim]: decayed times S
+  alignas(64) float pairs[2 * kKdaChunk * kKdaChunk];     // [2n][16]: a_ij, then b_ij; only j <= i means anything
+  alignas(64) float rows[kKdaChunk * kKdaMaxDim];         // [n][key_dim]: keys before they are turned
+};
+
+// Columns i0 .. i0+n-1 of keys [key_dim][16] from rows [n][key_dim].
+inline void store_columns(const float* rows, Stride stride, int i0, int n, int key_dim, float* keys) {
+  if (n == kKdaChunk) {
+    to_lanes(rows, stride, kKdaChunk, key_dim, keys, kKdaChunk);
+    return;
+  }
+  for (int r = 0; r < n; ++r)
+    for (int d = 0; d < key_dim; ++d) keys[d * kKdaChunk + i0 + r] = rows[r * stride + d];
+}
+
+// Bounded: the running gate is one vector per 16 channels; keys are stored times e^{-G} / centre.
+inline void decay_bounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+  const int dim = shape.key_dim;
+  const V16 up = set1(kKdaCentre);
+  const V16 down = set1(1.0F / kKdaCentre);
+  for (int d = 0; d < dim; d += kLanes) {
+    V16 gate = load(open.gates + d);
+    for (int r = 0; r < c.n; ++r) {
+      const Stride at = r * c.key_stride + d;
+      gate = c.i0 + r == 0 ? load(c.g + at) : add(gate, load(c.g + at));
+      const V16 decay = mul(vexp(gate), up);
+      const V16 key = load(c.k + at);
+      store(w.decayed + r * dim + d, mul(key, decay));
+      store(w.decayed + (c.n + r) * dim + d, mul(load(c.q + at), decay));
+      store(w.rows + r * dim + d, mul(key, mul(vexp(sub(set1(0.0F), gate)), down)));
+    }
+    store(open.gates + d, gate);
+  }
+  store_columns(w.rows, dim, c.i0, c.n, dim, open.keys);
+}
+
+// Unbounded: all gates of the chunk are kept, [key_dim][16], and keys as they came.
+inline void decay_unbounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+  const int dim = shape.key_dim;
+  for (int d = 0; d < dim; d += kLanes) {
+    V16 gate = set1(0.0F);
+    if (c.i0 > 0) {
+      alignas(64) float last[kLanes];
+      for (int i = 0; i < kLanes; ++i) last[i] = open.gates[(d + i) * kKdaChunk + c.i0 - 1];
+      gate = load(last);
+    }
+    for (int r = 0; r < c.n; ++r) {
+      const Stride at = r * c.key_stride + d;
+      gate = c.i0 + r == 0 ? load(c.g + at) : add(gate, load(c.g + at));
+      const V16 decay = vexp(gate);
+      store(w.decayed + r * dim + d, mul(load(c.k + at), decay));
+      store(w.decayed + (c.n + r) * dim + d, mul(load(c.q + at), decay));
+      store(w.rows + r * dim + d, gate);
+    }
+  }
+  store_columns(w.rows, dim, c.i0, c.n, dim, open.gates);
+  store_columns(c.k, c.key_stride, c.i0, c.n, dim, open.keys);
+}
+
+// a_i. and b_i. of the unbounded form, for R rows at once: lanes over j.
+template <int R>
+inline void pairs_unbounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, int r0, float* a,
+                            float* b) {
+  V16 sum_a[R], sum_b[R];
+  for (int r = 0; r < R; ++r) sum_a[r] = sum_b[r] = set1(0.0F);
+  for (int d = 0; d < shape.key_dim; ++d) {
+    const V16 key = load(open.keys + d * kKdaChunk);
+    const V16 gate = load(open.gates + d * kKdaChunk);
+    for (int r = 0; r < R; ++r) {
+      const Stride at = (r0 + r) * c.key_stride + d;
+      const V16 decay = vexp(sub(set1(open.gates[d * kKdaChunk + c.i0 + r0 + r]), gate));
+      sum_a[r] = fma(mul(set1(c.k[at]), key), decay, sum_a[r]);
+      sum_b[r] = fma(mul(set1(c.q[at]), key), decay, sum_b[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    store(a + (r0 + r) * kKdaChunk, sum_a[r]);
+    store(b + (r0 + r) * kKdaChunk, sum_b[r]);
+  }
+}
+
+inline void pair_products(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+  if (shape.bounded) {
+    product(2 * c.n, kKdaChunk, shape.key_dim, {w.decayed, shape.key_dim, 1}, open.keys, kKdaChunk, w.pairs, kKdaChunk);
+    return;
+  }
+  float* b = w.pairs + c.n * kKdaChunk;
+  int r = 0;
+  for (; r + 4 <= c.n; r += 4) pairs_unbounded<4>(shape, c, open, r, w.pairs, b);
+  for (; r < c.n; ++r) pairs_unbounded<1>(shape, c, open, r, w.pairs, b);
+}
+
+// start * scale + sum over j < count of coefficient[j] * u_j, for C vectors of channels.
+template <int C>
+inline void add_corrected(const float* start, float scale, const float* coefficient, int count, const float* u,
+                          Stride u_row, V16 (&acc)[C]) {
+  for (int c = 0; c < C; ++c) acc[c] = mul(load(start + c * kLanes), set1(scale));
+  for (int j = 0; j < count; ++j) {
+    const V16 a = set1(coefficient[j]);
+    for (int c = 0; c < C; ++c) acc[c] = fma(a, load(u + j * u_row + c * kLanes), acc[c]);
+  }
+}
+
+// What takes the centre out of a product of decayed rows and S.
+inline float uncentre(const KdaShape& shape) {
+  return shape.bounded ? 1.0F / kKdaCentre : 1.0F;
+}
+
+// Forward substitution: u_i = beta_i (v_i - (k_i e^{G_i} S + sum a_ij u_j)). `residual`, when not null, keeps the
+// bracket [16][value_dim] for the backward pass.
+template <int C>
+inline void corrected_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                              int column, float* residual) {
+  const int dim = shape.value_dim;
+  for (int r = 0; r < c.n; ++r) {
+    const int i = c.i0 + r;
+    V16 acc[C];
+    add_corrected<C>(w.product + r * dim + column, uncentre(shape), w.pairs + r * kKdaChunk, i, open.u + column, dim,
+                     acc);
+    const V16 beta = set1(c.beta[r * c.beta_stride]);
+    for (int x = 0; x < C; ++x) {
+      const int at = column + x * kLanes;
+      const V16 rest = sub(load(c.v + r * c.value_stride + at), acc[x]);
+      if (residual != nullptr) store(residual + i * dim + at, rest);
+      store(open.u + i * dim + at, mul(beta, rest));
+    }
+  }
+}
+
+template <int C>
+inline void output_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                           int column, float* out) {
+  const int dim = shape.value_dim;
+  for (int r = 0; r < c.n; ++r) {
+    V16 acc[C];
+    add_corrected<C>(w.product + (c.n + r) * dim + column, uncentre(shape), w.pairs + (c.n + r) * kKdaChunk,
+                     c.i0 + r + 1, open.u + column, dim, acc);
+    for (int x = 0; x < C; ++x) store(out + r * c.value_stride + column + x * kLanes, acc[x]);
+  }
+}
+
+// Body{}(std::integral_constant-like width, column) over blocks of 4 and of 1 vectors.
+template <int N>
+struct Width {
+  static constexpr int value = N;
+};
+template <class Body>
+inline void for_columns(int dim, Body body) {
+  int column = 0;
+  for (; column + 4 * kLanes <= dim; column += 4 * kLanes) body(Width<4>{}, column);
+  for (; column + 2 * kLanes <= dim; column += 2 * kLanes) body(Width<2>{}, column);
+  for (; column < dim; column += kLanes) body(Width<1>{}, column);
+}
+
+inline void decay_and_pairs(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+  if (shape.bounded)
+    decay_bounded(shape, c, open, w);
+  else
+    decay_unbounded(shape, c, open, w);
+  pair_products(shape, c, open, w);
+}
+
+inline void correct(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                    float* residual) {
+  for_columns(shape.value_dim, [&](auto width, int column) {
+    corrected_columns<decltype(width)::value>(shape, c, open, w, column, residual);
+  });
+}
+
+// e^{G_15} [key_dim] and k_j e^{G_15 - G_j} [key_dim][16] of a full chunk.
+inline void commit_factors(const KdaShape& shape, const OpenChunk& open, int d, V16& decay16, float* kr) {
+  alignas(64) float last[kLanes];
+  if (shape.bounded)
+    store(last, load(open.gates + d));
+  else
+    for (int i = 0; i < kLanes; ++i) last[i] = open.gates[(d + i) * kKdaChunk + kKdaChunk - 1];
+  decay16 = vexp(load(last));
+  alignas(64) float decay[kLanes];
+  store(decay, decay16);
+  for (int i = 0; i < kLanes; ++i) {
+    const V16 key = load(open.keys + (d + i) * kKdaChunk);
+    const V16 factor =
+        shape.bounded ? set1(decay[i] * kKdaCentre) : vexp(sub(set1(last[i]), load(open.gates + (d + i) * kKdaChunk)));
+    store(kr + i * kKdaChunk, mul(key, factor));
+  }
+}
+
+// S = e^{G_15} S + sum over j of (k_j e^{G_15 - G_j}) u_j, 16 channels of the key at a time, so that the scaled rows
+// are still in the first-level cache when the products are added.
+inline void commit_chunk(const KdaShape& shape, const OpenChunk& open, float* s) {
+  const int dim = shape.value_dim;
+  for (int d = 0; d < shape.key_dim; d += kLanes) {
+    alignas(64) float kr[kLanes * kKdaChunk];
+    alignas(64) float decay[kLanes];
+    V16 decay16;
+    commit_factors(shape, open, d, decay16, kr);
+    store(decay, decay16);
+    float* block = s + d * dim;
+    for (int i = 0; i < kLanes; ++i)
+      for (int c = 0; c < dim; c += kLanes) store(block + i * dim + c, mul(set1(decay[i]), load(block + i * dim + c)));
+    product(kLanes, dim, kKdaChunk, {kr, kKdaChunk, 1}, open.u, dim, block, dim, Start::out);
+  }
+}
+
+inline void forward_head(const KdaShape& shape, int head, std::int64_t position, std::int64_t rows,
+                         const ChunkRows& all, float* state, float* out, float* chunk_states, ChunkScratch& w) {
+  const KdaStateLayout layout(shape);
+  const OpenChunk open{state + layout.keys, state + layout.corrected, state + layout.gates};
+  for (std::int64_t r = 0; r < rows;) {
+    ChunkRows c = all;
+    c.i0 = static_cast<int>((position + r) % kKdaChunk);
+    c.n = static_cast<int>(rows - r < kKdaChunk - c.i0 ? rows - r : kKdaChunk - c.i0);
+    c.q += r * c.key_stride;
+    c.k += r * c.key_stride;
+    c.g += r * c.key_stride;
+    c.v += r * c.value_stride;
+    c.beta += r * c.beta_stride;
+    if (c.i0 == 0 && chunk_states != nullptr) {
+      const std::int64_t chunk = (position + r) / kKdaChunk;
+      std::memcpy(chunk_states + static_cast<std::size_t>(chunk * shape.heads + head) * layout.keys, state,
+                  layout.keys * sizeof(float));
+    }
+    decay_and_pairs(shape, c, open, w);
+    product(2 * c.n, shape.value_dim, shape.key_dim, {w.decayed, shape.key_dim, 1}, state, shape.value_dim, w.product,
+            shape.value_dim);
+    correct(shape, c, open, w, nullptr);
+    for_columns(shape.value_dim, [&](auto width, int column) {
+      output_columns<decltype(width)::value>(shape, c, open, w, column, out + r * c.value_stride);
+    });
+    if (c.i0 + c.n == kKdaChunk) {
+      commit_chunk(shape, open, state);
+      // A state holds nothing of a closed chunk: equal prefixes give equal bytes, however they were cut.
+      std::memset(state + layout.keys, 0, (layout.size - layout.keys) * sizeof(float));
+    }
+    r += c.n;
+  }
+}
+
+void kda_forward(const KdaShape& shape, int head_begin, int head_end, std::int64_t position, std::int64_t rows,
+                 const float* q, const float* k, const float* v, const float* g, const float* beta, float* state,
+                 float* out, float* chunk_states) {
+  const std::size_t head_floats = KdaStateLayout(shape).size;
+  ChunkScratch w;
+  for (int h = head_begin; h < head_end; ++h) {
+    const Stride key = Stride{h} * shape.key_dim;
+    const Stride value = Stride{h} * shape.value_dim;
+    const ChunkRows all{0,
+                        0,
+                        q + key,
+                        k + key,
+                        v + value,
+                        g + key,
+                        beta + h,
+                        Stride{shape.heads} * shape.key_dim,
+                        Stride{shape.heads} * shape.value_dim,
+                        shape.heads};
+    forward_head(shape, h, position, rows, all, state + static_cast<std::size_t>(h) * head_floats, out + value,
+                 chunk_states, w);
+  }
+}
+
+}  // namespace
+}  // namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE

@@ -1,0 +1,153 @@
+#include "rl/learner.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <mutex>
+
+#include "base/base.hpp"
+#include "rl/recipe.hpp"
+
+namespace tidelock::rl {
+
+void compare_bits(const Trajectory& t, std::span<const float> trainer, Comparison& c) {
+  if (trainer.size() != t.logprobs.size())
+    fail(ErrorCode::mismatch, "trajectory {}/{} of {}: {} sampled tokens, the trainer scored {}", t.group, t.member,
+         t.task_id, t.logprobs.size(), trainer.size());
+  for (std::size_t i = 0; i < trainer.size(); ++i) {
+    ++c.compared;
+    if (std::bit_cast<std::uint32_t>(trainer[i]) == std::bit_cast<std::uint32_t>(t.logprobs[i])) continue;
+    if (c.mismatched++ == 0)
+      c.first = fmt::format("trajectory {}/{} of {}, sampled token {}: rollout {:.9g}, trainer {:.9g}", t.group,
+                            t.member, t.task_id, i, t.logprobs[i], trainer[i]);
+    c.max_abs = std::max(c.max_abs, std::fabs(static_cast<double>(trainer[i]) - static_cast<double>(t.logprobs[i])));
+  }
+}
+
+// The trajectories of a step by what they need: those that teach get a gradient, the others are scored for the
+// comparison only.
+struct Learner::Batch {
+  std::vector<const Trajectory*> teaching, scored;
+  std::vector<float> advantage;  // of teaching
+  BatchSize size;
+  std::vector<std::vector<float>> reference;  // of teaching, when the loss needs it
+};
+
+namespace {
+
+train::TrainSequence sequence_of(const Trajectory& t, const model::Adapter* adapter) {
+  return {t.tokens, t.mask, adapter};
+}
+
+std::vector<train::TrainSequence> sequences_of(std::span<const Trajectory* const> trajectories,
+                                               const model::Adapter* adapter) {
+  std::vector<train::TrainSequence> out;
+  for (const Trajectory* t : trajectories) out.push_back(sequence_of(*t, adapter));
+  return out;
+}
+
+}  // namespace
+
+Learner::Learner(const model::Model& model, Team& team, const Settings& settings)
+    : model_(model),
+      s_(settings),
+      parameters_(model, static_cast<int>(settings.integer("adapter.rank")),
+                  static_cast<float>(settings.number("adapter.alpha")), settings.texts("adapter.targets")),
+      optimizer_(parameters_.values().size()),
+      worker_(model, team),
+      gradient_(parameters_.values().size()) {
+  options_.micro_batch_tokens = settings.integer("rl.micro_batch_tokens");
+  options_.tape = settings.flag("rl.recompute") ? model::TapeMode::recompute : model::TapeMode::full;
+}
+
+Advantages Learner::advantages(std::span<const Trajectory> trajectories, std::uint64_t seed) const {
+  std::vector<double> rewards;
+  std::vector<std::int64_t> groups;
+  std::vector<std::uint8_t> graded;
+  for (const auto& t : trajectories) {
+    rewards.push_back(t.reward);
+    groups.push_back(t.group);
+    graded.push_back(t.status == Status::failed || t.status == Status::aborted ? 0 : 1);
+  }
+  AdvantageOptions options = advantage_options(s_);
+  options.seed = seed;
+  return compute_advantages(rewards, groups, graded, options);
+}
+
+train::GradientResult Learner::gradient(const Batch& batch, const model::Adapter* adapter, LossValue& total) {
+  const LossOptions loss = loss_options(s_);
+  const auto sequences = sequences_of(batch.teaching, adapter);
+  std::vector<LossValue> values(sequences.size());
+  std::fill(gradient_.begin(), gradient_.end(), 0.0F);
+  const auto policy = [&](std::size_t i, std::span<const float> logprobs, std::span<float> d) {
+    const std::span<const float> reference = batch.reference.empty() ? std::span<const float>() : batch.reference[i];
+    values[i] =
+        sequence_loss(loss, batch.size, {logprobs, batch.teaching[i]->logprobs, reference, {}, batch.advantage[i]}, d);
+    return values[i].loss;
+  };
+  auto result = worker_.run(
+      sequences, policy, options_, [&](std::span<float> flat) { return parameters_.gradients(flat); }, gradient_);
+  for (const LossValue& v : values) total += v;
+  return result;
+}
+
+Update Learner::update(std::span<const Trajectory> trajectories, const Advantages& advantages,
+                       const model::Adapter* adapter) {
+  Batch batch;
+  Update out;
+  double entropy = 0, sampled = 0;
+  for (std::size_t i = 0; i < trajectories.size(); ++i) {
+    const Trajectory& t = trajectories[i];
+    if (t.logprobs.empty()) continue;
+    for (const float logprob : t.logprobs) entropy -= static_cast<double>(logprob);
+    sampled += static_cast<double>(t.logprobs.size());
+    if (advantages.kept[i] != 0) {
+      ++batch.size.sequences;
+      batch.size.tokens += static_cast<std::int64_t>(t.logprobs.size());
+    }
+    const bool pulls = advantages.values[i] != 0 || s_.number("rl.kl_coefficient") > 0;
+    if (advantages.kept[i] != 0 && pulls) {
+      batch.teaching.push_back(&t);
+      batch.advantage.push_back(advantages.values[i]);
+    } else {
+      batch.scored.push_back(&t);
+    }
+  }
+  out.entropy_estimate = sampled > 0 ? entropy / sampled : 0;
+  const auto scored = worker_.score(sequences_of(batch.scored, adapter), options_);
+  for (std::size_t i = 0; i < batch.scored.size(); ++i) {
+    compare_bits(*batch.scored[i], scored[i], out.compared);
+    out.tokens += static_cast<std::int64_t>(batch.scored[i]->tokens.size());
+  }
+  if (batch.teaching.empty()) return out;
+  if (s_.number("rl.kl_coefficient") > 0)
+    batch.reference = worker_.score(sequences_of(batch.teaching, nullptr), options_);
+
+  std::unique_ptr<model::Adapter> current;
+  LossValue total;
+  for (std::int64_t epoch = 0; epoch < s_.integer("rl.epochs"); ++epoch) {
+    if (epoch > 0) current = model::make_adapter(model_, parameters_.adapter_values());
+    const auto result = gradient(batch, epoch == 0 ? adapter : current.get(), total);
+    out.tokens += result.tokens;
+    if (epoch == 0) {
+      out.loss = result.loss;
+      for (std::size_t i = 0; i < batch.teaching.size(); ++i)
+        compare_bits(*batch.teaching[i], result.logprobs[i], out.compared);
+    }
+    out.grad_norm = train::gradient_norm(gradient_);
+    if (!std::isfinite(out.grad_norm)) fail(ErrorCode::internal, "the gradient's norm is {}", out.grad_norm);
+    train::AdamWOptions adam;
+    const auto warmup = static_cast<double>(s_.integer("rl.warmup_steps"));
+    const double ramp = warmup > 0 ? std::min(1.0, static_cast<double>(optimizer_.steps() + 1) / warmup) : 1.0;
+    adam.learning_rate = static_cast<float>(ramp * s_.number("rl.learning_rate"));
+    adam.weight_decay = static_cast<float>(s_.number("rl.weight_decay"));
+    optimizer_.step(parameters_.values(), gradient_, train::clip_scale(out.grad_norm, s_.number("rl.clip_norm")), adam);
+  }
+  if (total.tokens > 0) {
+    out.kl = total.kl / static_cast<double>(total.tokens);
+    out.clip_fraction = static_cast<double>(total.clipped) / static_cast<double>(total.tokens);
+  }
+  return out;
+}
+
+}  // namespace tidelock::rl
