@@ -16,6 +16,7 @@
 
 #include "base/team.hpp"
 #include "numerics/formats.hpp"
+#include "numerics/isa.hpp"
 
 namespace tidelock::numerics {
 
@@ -39,6 +40,8 @@ class PackedMatrix {
   const std::byte* data() const { return data_.get(); }  // 64-byte aligned
 
  private:
+  static PackedMatrix allocate(Format format, std::int64_t out, std::int64_t in, int segments);
+
   struct Free {
     void operator()(std::byte* p) const;
   };
@@ -65,6 +68,9 @@ void matmul(const PackedMatrix& w, const float* x, std::int64_t ldx, std::int64_
 // with a = dy [rows, n] (stride lda), b = x [rows, k] (stride ldb), c [n, k] (stride ldc).
 void matmul_transposed_a(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, std::int64_t rows,
                          std::int64_t n, std::int64_t k, float* c, std::int64_t ldc, Output output, Team& team);
+
+// How many products of this process took the kernels of that instruction set: the proof that a forced path ran.
+std::uint64_t matmul_path_count(Isa path);
 
 namespace reference {  // scalar triple loops that define the above
 void matmul_bf16(const bf16* w, const bf16* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,

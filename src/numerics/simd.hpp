@@ -7,6 +7,13 @@
 // everywhere are offered: add, subtract, multiply, divide, square root, fused multiply-add.
 #pragma once
 
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+// For the rest of the file: GCC 12's avx512fintrin.h initialises "undefined" vectors with themselves and then warns
+// about it wherever they are inlined (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #include <immintrin.h>
 
 #include <bit>
@@ -15,7 +22,9 @@
 
 #include "numerics/formats.hpp"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+#define TIDELOCK_ISA_NAMESPACE isa_avx512bf16
+#elif defined(__AVX512F__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx512
 #elif defined(__AVX2__)
 #define TIDELOCK_ISA_NAMESPACE isa_avx2

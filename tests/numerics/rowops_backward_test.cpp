@@ -223,6 +223,7 @@ Problem route_problem(Random& random, Index rows, Index dim) {
 Problem block_mix_problem(Random& random, Index rows, Index dim) {
   constexpr int n_sources = 5;
   std::vector<Floats> inputs;
+  inputs.reserve(n_sources + 1);
   for (int s = 0; s < n_sources; ++s) inputs.push_back(normals(random, rows * dim));
   inputs.push_back(normals(random, dim, 0.5F));
   return {"block_mix", inputs, static_cast<std::size_t>(rows * dim),

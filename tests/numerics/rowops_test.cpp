@@ -155,8 +155,12 @@ Floats run_block_mix(const RowKernels& ops, Index dim, std::uint64_t seed, Fill 
   const int n_sources = random.between(1, 32);
   std::vector<Floats> values;
   std::vector<const float*> sources;
-  for (int s = 0; s < n_sources; ++s) values.push_back(fill(random, 2 * dim));
-  for (const Floats& v : values) sources.push_back(v.data());
+  values.reserve(32);
+  sources.reserve(32);
+  for (int s = 0; s < n_sources; ++s) {
+    values.push_back(fill(random, 2 * dim));
+    sources.push_back(values.back().data());
+  }
   const Floats w = fill(random, dim);
   Floats out(static_cast<std::size_t>(2 * dim));
   Floats probs(static_cast<std::size_t>(2 * n_sources));

@@ -1,0 +1,24 @@
+# Benchmarks. Each is a program of its own in the build root, so that `tidelock` never links a peer.
+if(NOT TIDELOCK_BENCH)
+  return()
+endif()
+
+# bench_kernels: every bench/bench_*.cpp that registers itself (bench/bench_registry.hpp), with oneDNN as the peer.
+find_library(DNNL_LIBRARY dnnl)
+find_package(OpenMP)
+if(DNNL_LIBRARY AND OpenMP_CXX_FOUND)
+  file(GLOB bench_kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/bench_*.cpp
+       ${CMAKE_SOURCE_DIR}/bench/peak_*.cpp ${CMAKE_SOURCE_DIR}/bench/onednn.cpp)
+  file(GLOB bench_avx2_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*_avx2.cpp)
+  file(GLOB bench_avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*_avx512.cpp)
+  file(GLOB bench_avx512bf16_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*_avx512bf16.cpp)
+  set_source_files_properties(${bench_avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2_flags}")
+  set_source_files_properties(${bench_avx512_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags}")
+  set_source_files_properties(${bench_avx512bf16_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512bf16")
+  add_executable(bench_kernels ${bench_kernel_sources})
+  target_include_directories(bench_kernels PRIVATE ${CMAKE_SOURCE_DIR}/bench)
+  target_link_libraries(bench_kernels PRIVATE numerics ${DNNL_LIBRARY} OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
+  set_target_properties(bench_kernels PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+else()
+  message(STATUS "bench_kernels is not built: it needs oneDNN (libdnnl-dev) and OpenMP")
+endif()

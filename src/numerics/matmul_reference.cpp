@@ -1,0 +1,61 @@
+// The triple loops that define the matrix products of the contract.
+#include <cmath>
+
+#include "numerics/matmul.hpp"
+
+namespace tidelock::numerics::reference {
+namespace {
+
+// One output: `chain(k0, k1)` is the chain from zero over that run of k.
+template <typename Chain>
+void finish(float& y, std::int64_t in, int segments, Output output, Chain chain) {
+  const std::int64_t length = in / segments;
+  float total = chain(0, length);
+  for (int s = 1; s < segments; ++s) total = total + chain(s * length, (s + 1) * length);
+  y = output == Output::add ? y + total : total;
+}
+
+}  // namespace
+
+void matmul_bf16(const bf16* w, const bf16* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,
+                 float* y, Output output) {
+  for (std::int64_t m = 0; m < rows; ++m) {
+    for (std::int64_t o = 0; o < out; ++o) {
+      finish(y[m * out + o], in, segments, output, [&](std::int64_t k0, std::int64_t k1) {
+        float acc = 0;
+        for (std::int64_t k = k0; k < k1; k += 2) {
+          const bool paired = k + 1 < k1;
+          acc = std::fma(paired ? to_float(x[m * in + k + 1]) : 0.0F, paired ? to_float(w[o * in + k + 1]) : 0.0F, acc);
+          acc = std::fma(to_float(x[m * in + k]), to_float(w[o * in + k]), acc);
+        }
+        return acc;
+      });
+    }
+  }
+}
+
+void matmul_f32(const float* w, const float* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,
+                float* y, Output output) {
+  for (std::int64_t m = 0; m < rows; ++m) {
+    for (std::int64_t o = 0; o < out; ++o) {
+      finish(y[m * out + o], in, segments, output, [&](std::int64_t k0, std::int64_t k1) {
+        float acc = 0;
+        for (std::int64_t k = k0; k < k1; ++k) acc = std::fma(x[m * in + k], w[o * in + k], acc);
+        return acc;
+      });
+    }
+  }
+}
+
+void matmul_transposed_a(const float* a, const float* b, std::int64_t rows, std::int64_t n, std::int64_t k, float* c,
+                         Output output) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      float acc = output == Output::add ? c[i * k + j] : 0.0F;
+      for (std::int64_t m = 0; m < rows; ++m) acc = std::fma(a[m * n + i], b[m * k + j], acc);
+      c[i * k + j] = acc;
+    }
+  }
+}
+
+}  // namespace tidelock::numerics::reference
