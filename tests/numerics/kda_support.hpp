@@ -6,28 +6,12 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "numerics/attention_support.hpp"
 #include "numerics/kda.hpp"
-#include "numerics/rowops_support.hpp"
 
 namespace tidelock::numerics::testing {
 
 using Vector = std::vector<float>;
-
-// Restores the instruction set that was in use.
-class IsaGuard {
- public:
-  IsaGuard() : before_(isa()) {}
-  ~IsaGuard() { force_isa(before_); }
-  IsaGuard(const IsaGuard&) = delete;
-  IsaGuard& operator=(const IsaGuard&) = delete;
-
- private:
-  Isa before_;
-};
-
-inline bool same_bits(const Vector& a, const Vector& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 struct KdaInputs {
   KdaShape shape;

@@ -10,11 +10,7 @@
 namespace tidelock::numerics::testing {
 namespace {
 
-class Kda : public ::testing::Test {
- protected:
-  void SetUp() override { set_flush_to_zero(); }
-  IsaGuard guard_;
-};
+class Kda : public RowOps {};
 
 std::vector<KdaShape> shapes() {
   std::vector<KdaShape> all;
