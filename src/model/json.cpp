@@ -1,12 +1,46 @@
 #include "model/json.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "base/files.hpp"
 
 namespace tidelock::model {
+namespace {
+
+// Looks for a key that stands twice in one object. The library keeps the last of two; in a file that somebody may have
+// forged, both are a lie. Returning false stops.
+struct RepeatFinder {
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  std::optional<std::string> repeated;
+
+  bool key(std::string& name) {
+    if (!keys.back().insert(name).second) repeated = name;
+    return !repeated;
+  }
+  bool start_object(std::size_t) {
+    keys.emplace_back();
+    return true;
+  }
+  bool end_object() {
+    keys.pop_back();
+    return true;
+  }
+  bool start_array(std::size_t) { return true; }
+  bool end_array() { return true; }
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(Json::number_integer_t) { return true; }
+  bool number_unsigned(Json::number_unsigned_t) { return true; }
+  bool number_float(Json::number_float_t, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(Json::binary_t&) { return true; }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) { return false; }
+};
+
+}  // namespace
 
 int json_depth(std::string_view text) {
   int depth = 0, deepest = 0;
@@ -34,21 +68,13 @@ Json parse_json(std::string_view text, const std::string& what, const JsonLimits
   if (depth > limits.depth)
     fail(limits.code, "{}: JSON nested {} deep, at most {} is accepted", what, depth, limits.depth);
 
-  // The library keeps the last of two equal keys; for a file that somebody may have forged, both are a lie.
-  std::vector<std::set<std::string>> keys;
-  std::string repeated;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && repeated.empty() &&
-        !keys.back().insert(value.get_ref<const std::string&>()).second)
-      repeated = value.get<std::string>();
-    return true;
-  };
+  // Two passes: the library's parser with a call-back is quadratic in the members of an object.
+  RepeatFinder finder;
+  Json::sax_parse(text.begin(), text.end(), &finder);
+  if (finder.repeated)
+    fail(limits.code, "{}: the key {} stands twice in one object", what, json_quote(*finder.repeated));
   try {
-    Json value = Json::parse(text.begin(), text.end(), watch);
-    if (!repeated.empty()) fail(limits.code, "{}: the key \"{}\" stands twice in one object", what, repeated);
-    return value;
+    return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& error) {
     fail(limits.code, "{}: not valid JSON: {}", what, error.what());
   }

@@ -165,6 +165,16 @@ TEST(Safetensors, EveryLieInAHeaderIsRefusedByName) {
               "stands twice");
 }
 
+TEST(Safetensors, AHundredThousandTensorsAreNoTrouble) {
+  // A checkpoint with hundreds of experts per layer has that many. Quadratic reading would take minutes.
+  const auto folder = scratch("many");
+  std::vector<TensorToWrite> tensors;
+  for (int i = 0; i < 100'000; ++i) tensors.push_back({fmt::format("layers.{}.w", i), Dtype::f32, {0}, {}});
+  write_safetensors(folder / "x", tensors);
+  EXPECT_EQ(SafetensorsFile(folder / "x").tensors().size(), tensors.size());
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Safetensors, HalfWidensExactly) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
