@@ -14,6 +14,7 @@ namespace {
 // Rows i0 .. i0+n-1 of one chunk of one head. Row r of q, k, g is at r * key_stride, of v and out at r * value_stride.
 struct ChunkRows {
   int i0, n;
+  std::int64_t left;  // rows from here to the end of the call
   const float *q, *k, *v, *g, *beta;
   Stride key_stride, value_stride, beta_stride;
 };
@@ -41,39 +42,39 @@ inline void store_columns(const float* rows, Stride stride, int i0, int n, int k
 }
 
 // Bounded: the running gate is one vector per 16 channels; keys are stored times e^{-G} / centre.
-inline void decay_bounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+[[gnu::flatten]] inline void decay_bounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open,
+                                           ChunkScratch& w) {
   const int dim = shape.key_dim;
   const V16 up = set1(kKdaCentre);
   const V16 down = set1(1.0F / kKdaCentre);
-  for (int d = 0; d < dim; d += kLanes) {
-    V16 gate = load(open.gates + d);
-    for (int r = 0; r < c.n; ++r) {
+  for (int r = 0; r < c.n; ++r) {
+    for (int d = 0; d < dim; d += kLanes) {
       const Stride at = r * c.key_stride + d;
-      gate = c.i0 + r == 0 ? load(c.g + at) : add(gate, load(c.g + at));
+      V16 gate = load(c.g + at);
+      if (c.i0 + r > 0) gate = add(load(open.gates + d), gate);
+      store(open.gates + d, gate);
       const V16 decay = mul(vexp(gate), up);
       const V16 key = load(c.k + at);
       store(w.decayed + r * dim + d, mul(key, decay));
       store(w.decayed + (c.n + r) * dim + d, mul(load(c.q + at), decay));
       store(w.rows + r * dim + d, mul(key, mul(vexp(sub(set1(0.0F), gate)), down)));
     }
-    store(open.gates + d, gate);
   }
   store_columns(w.rows, dim, c.i0, c.n, dim, open.keys);
 }
 
 // Unbounded: all gates of the chunk are kept, [key_dim][16], and keys as they came.
-inline void decay_unbounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
+[[gnu::flatten]] inline void decay_unbounded(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open,
+                                             ChunkScratch& w) {
   const int dim = shape.key_dim;
-  for (int d = 0; d < dim; d += kLanes) {
-    V16 gate = set1(0.0F);
-    if (c.i0 > 0) {
-      alignas(64) float last[kLanes];
-      for (int i = 0; i < kLanes; ++i) last[i] = open.gates[(d + i) * kKdaChunk + c.i0 - 1];
-      gate = load(last);
-    }
-    for (int r = 0; r < c.n; ++r) {
+  alignas(64) float gates[kKdaMaxDim];
+  for (int d = 0; d < dim && c.i0 > 0; ++d) gates[d] = open.gates[d * kKdaChunk + c.i0 - 1];
+  for (int r = 0; r < c.n; ++r) {
+    for (int d = 0; d < dim; d += kLanes) {
       const Stride at = r * c.key_stride + d;
-      gate = c.i0 + r == 0 ? load(c.g + at) : add(gate, load(c.g + at));
+      V16 gate = load(c.g + at);
+      if (c.i0 + r > 0) gate = add(load(gates + d), gate);
+      store(gates + d, gate);
       const V16 decay = vexp(gate);
       store(w.decayed + r * dim + d, mul(load(c.k + at), decay));
       store(w.decayed + (c.n + r) * dim + d, mul(load(c.q + at), decay));
@@ -117,6 +118,40 @@ inline void pair_products(const KdaShape& shape, const ChunkRows& c, const OpenC
   for (; r < c.n; ++r) pairs_unbounded<1>(shape, c, open, r, w.pairs, b);
 }
 
+// The same row of the next chunk, on its way to the second-level cache while this chunk is computed: rows of many heads
+// lie too far apart for the hardware to guess, and asking for all of them at once would fill the queue of misses.
+inline void prefetch_next(const KdaShape& shape, const ChunkRows& c, int r) {
+  if (r + kKdaChunk >= c.left) return;
+  const auto fetch = [](const float* row, int dim) {
+    for (int d = 0; d < dim; d += kLanes) __builtin_prefetch(row + d, 0, 2);
+  };
+  const Stride key = (r + kKdaChunk) * c.key_stride;
+  fetch(c.q + key, shape.key_dim);
+  fetch(c.k + key, shape.key_dim);
+  fetch(c.g + key, shape.key_dim);
+  fetch(c.v + (r + kKdaChunk) * c.value_stride, shape.value_dim);
+}
+
+// decayed rows times S. A block of 64 rows of S stays in the first-level cache while all decayed rows pass over it.
+inline void state_product(const KdaShape& shape, const ChunkRows& c, const float* s, ChunkScratch& w) {
+  constexpr int kRows = 8;
+  constexpr int kKeys = 64;
+  const int dim = shape.key_dim;
+  const int rows = 2 * c.n;
+  const int pieces = (rows + kRows - 1) / kRows * ((dim + kKeys - 1) / kKeys);
+  const int keys = c.n == 1 ? dim : kKeys;  // decode: one pass over S
+  int piece = 0;
+  for (int k = 0; k < dim; k += keys)
+    for (int r = 0; r < rows; r += kRows) {
+      const Elements x{w.decayed + r * dim + k, dim, 1};
+      product(rows - r < kRows ? rows - r : kRows, shape.value_dim, dim - k < keys ? dim - k : keys, x,
+              s + k * shape.value_dim, shape.value_dim, w.product + r * shape.value_dim, shape.value_dim,
+              k == 0 ? Start::zero : Start::out);
+      for (int next = c.n * piece / pieces; next < c.n * (piece + 1) / pieces; ++next) prefetch_next(shape, c, next);
+      ++piece;
+    }
+}
+
 // start * scale + sum over j < count of coefficient[j] * u_j, for C vectors of channels.
 template <int C>
 inline void add_corrected(const float* start, float scale, const float* coefficient, int count, const float* u,
@@ -138,31 +173,41 @@ inline float uncentre(const KdaShape& shape) {
 template <int C>
 inline void corrected_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
                               int column, float* residual) {
-  const int dim = shape.value_dim;
+  const Stride dim = shape.value_dim;
+  const float* product = w.product + column;
+  const float* v = c.v + column;
+  const float scale = uncentre(shape);
+  float* u = open.u + column;
+  float* to = u + c.i0 * dim;
+  if (residual != nullptr) residual += c.i0 * dim + column;
   for (int r = 0; r < c.n; ++r) {
-    const int i = c.i0 + r;
     V16 acc[C];
-    add_corrected<C>(w.product + r * dim + column, uncentre(shape), w.pairs + r * kKdaChunk, i, open.u + column, dim,
-                     acc);
+    add_corrected<C>(product, scale, w.pairs + r * kKdaChunk, c.i0 + r, u, dim, acc);
     const V16 beta = set1(c.beta[r * c.beta_stride]);
-    for (int x = 0; x < C; ++x) {
-      const int at = column + x * kLanes;
-      const V16 rest = sub(load(c.v + r * c.value_stride + at), acc[x]);
-      if (residual != nullptr) store(residual + i * dim + at, rest);
-      store(open.u + i * dim + at, mul(beta, rest));
-    }
+    for (int x = 0; x < C; ++x) acc[x] = sub(load(v + x * kLanes), acc[x]);
+    if (residual != nullptr)
+      for (int x = 0; x < C; ++x) store(residual + r * dim + x * kLanes, acc[x]);
+    for (int x = 0; x < C; ++x) store(to + x * kLanes, mul(beta, acc[x]));
+    product += dim;
+    v += c.value_stride;
+    to += dim;
   }
 }
 
 template <int C>
 inline void output_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
                            int column, float* out) {
-  const int dim = shape.value_dim;
+  const Stride dim = shape.value_dim;
+  const float* product = w.product + c.n * dim + column;
+  const float scale = uncentre(shape);
+  const float* u = open.u + column;
+  out += column;
   for (int r = 0; r < c.n; ++r) {
     V16 acc[C];
-    add_corrected<C>(w.product + (c.n + r) * dim + column, uncentre(shape), w.pairs + (c.n + r) * kKdaChunk,
-                     c.i0 + r + 1, open.u + column, dim, acc);
-    for (int x = 0; x < C; ++x) store(out + r * c.value_stride + column + x * kLanes, acc[x]);
+    add_corrected<C>(product, scale, w.pairs + (c.n + r) * kKdaChunk, c.i0 + r + 1, u, dim, acc);
+    for (int x = 0; x < C; ++x) store(out + x * kLanes, acc[x]);
+    product += dim;
+    out += c.value_stride;
   }
 }
 
@@ -229,61 +274,62 @@ inline void commit_chunk(const KdaShape& shape, const OpenChunk& open, float* s)
   }
 }
 
-inline void forward_head(const KdaShape& shape, int head, std::int64_t position, std::int64_t rows,
-                         const ChunkRows& all, float* state, float* out, float* chunk_states, ChunkScratch& w) {
+// Rows c of one head, all of one chunk. The state passes from one commit to the next.
+inline void forward_chunk(const KdaShape& shape, const ChunkRows& c, float* state, float* out, float* entry_state,
+                          ChunkScratch& w) {
   const KdaStateLayout layout(shape);
   const OpenChunk open{state + layout.keys, state + layout.corrected, state + layout.gates};
-  for (std::int64_t r = 0; r < rows;) {
-    ChunkRows c = all;
-    c.i0 = static_cast<int>((position + r) % kKdaChunk);
-    c.n = static_cast<int>(rows - r < kKdaChunk - c.i0 ? rows - r : kKdaChunk - c.i0);
-    c.q += r * c.key_stride;
-    c.k += r * c.key_stride;
-    c.g += r * c.key_stride;
-    c.v += r * c.value_stride;
-    c.beta += r * c.beta_stride;
-    if (c.i0 == 0 && chunk_states != nullptr) {
-      const std::int64_t chunk = (position + r) / kKdaChunk;
-      std::memcpy(chunk_states + static_cast<std::size_t>(chunk * shape.heads + head) * layout.keys, state,
-                  layout.keys * sizeof(float));
-    }
-    decay_and_pairs(shape, c, open, w);
-    product(2 * c.n, shape.value_dim, shape.key_dim, {w.decayed, shape.key_dim, 1}, state, shape.value_dim, w.product,
-            shape.value_dim);
-    correct(shape, c, open, w, nullptr);
-    for_columns(shape.value_dim, [&](auto width, int column) {
-      output_columns<decltype(width)::value>(shape, c, open, w, column, out + r * c.value_stride);
-    });
-    if (c.i0 + c.n == kKdaChunk) {
-      commit_chunk(shape, open, state);
-      // A state holds nothing of a closed chunk: equal prefixes give equal bytes, however they were cut.
-      std::memset(state + layout.keys, 0, (layout.size - layout.keys) * sizeof(float));
-    }
-    r += c.n;
-  }
+  if (c.i0 == 0 && entry_state != nullptr) std::memcpy(entry_state, state, layout.keys * sizeof(float));
+  decay_and_pairs(shape, c, open, w);
+  state_product(shape, c, state, w);
+  correct(shape, c, open, w, nullptr);
+  for_columns(shape.value_dim,
+              [&](auto width, int column) { output_columns<decltype(width)::value>(shape, c, open, w, column, out); });
+  if (c.i0 + c.n < kKdaChunk) return;
+  commit_chunk(shape, open, state);
+  // A state holds nothing of a closed chunk: equal prefixes give equal bytes, however they were cut.
+  std::memset(state + layout.keys, 0, (layout.size - layout.keys) * sizeof(float));
+}
+
+// Heads whose states fit half of a second-level cache of 1 MiB are taken chunk by chunk together: their rows share
+// pages, and 16 rows of one head alone lie on as many pages as those of all.
+inline int heads_together(std::size_t head_floats) {
+  constexpr std::size_t kStateFloats = 384 * 1024 / sizeof(float);
+  return head_floats < kStateFloats ? static_cast<int>(kStateFloats / head_floats) : 1;
 }
 
 void kda_forward(const KdaShape& shape, int head_begin, int head_end, std::int64_t position, std::int64_t rows,
                  const float* q, const float* k, const float* v, const float* g, const float* beta, float* state,
                  float* out, float* chunk_states) {
-  const std::size_t head_floats = KdaStateLayout(shape).size;
+  const KdaStateLayout layout(shape);
+  const int together = heads_together(layout.size);
   ChunkScratch w;
-  for (int h = head_begin; h < head_end; ++h) {
-    const Stride key = Stride{h} * shape.key_dim;
-    const Stride value = Stride{h} * shape.value_dim;
-    const ChunkRows all{0,
-                        0,
-                        q + key,
-                        k + key,
-                        v + value,
-                        g + key,
-                        beta + h,
-                        Stride{shape.heads} * shape.key_dim,
-                        Stride{shape.heads} * shape.value_dim,
-                        shape.heads};
-    forward_head(shape, h, position, rows, all, state + static_cast<std::size_t>(h) * head_floats, out + value,
-                 chunk_states, w);
-  }
+  for (int first = head_begin; first < head_end; first += together)
+    for (std::int64_t r = 0; r < rows;) {
+      const int i0 = static_cast<int>((position + r) % kKdaChunk);
+      const int n = static_cast<int>(rows - r < kKdaChunk - i0 ? rows - r : kKdaChunk - i0);
+      for (int h = first; h < head_end && h < first + together; ++h) {
+        const Stride at = r * shape.heads + h;
+        const Stride key = at * shape.key_dim;
+        const Stride value = at * shape.value_dim;
+        const ChunkRows c{i0,
+                          n,
+                          rows - r,
+                          q + key,
+                          k + key,
+                          v + value,
+                          g + key,
+                          beta + at,
+                          Stride{shape.heads} * shape.key_dim,
+                          Stride{shape.heads} * shape.value_dim,
+                          shape.heads};
+        const std::int64_t chunk = (position + r) / kKdaChunk * shape.heads + h;
+        forward_chunk(shape, c, state + static_cast<std::size_t>(h) * layout.size, out + value,
+                      chunk_states != nullptr ? chunk_states + static_cast<std::size_t>(chunk) * layout.keys : nullptr,
+                      w);
+      }
+      r += n;
+    }
 }
 
 }  // namespace
