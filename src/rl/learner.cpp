@@ -24,6 +24,16 @@ void compare_bits(const Trajectory& t, std::span<const float> trainer, Compariso
   }
 }
 
+void check_comparison(const Comparison& c, std::int64_t step, bool report_only) {
+  if (c.compared == 0) fail(ErrorCode::mismatch, "step {}: no sampled token could be compared", step);
+  if (c.mismatched == 0 || report_only) return;
+  throw Error(
+      ErrorCode::mismatch,
+      fmt::format("step {}: {} of {} sampled tokens have other bits in the trainer (largest difference {}); first: {}",
+                  step, c.mismatched, c.compared, c.max_abs, c.first),
+      "this must not happen; --set rl.mismatch=\"report\" goes on and records it");
+}
+
 // The trajectories of a step by what they need: those that teach get a gradient, the others are scored for the
 // comparison only.
 struct Learner::Batch {

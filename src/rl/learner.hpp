@@ -23,6 +23,10 @@ struct Comparison {
 // Adds one trajectory's tokens: bits of the rollout's log-probabilities against the trainer's.
 void compare_bits(const Trajectory& trajectory, std::span<const float> trainer, Comparison& comparison);
 
+// A comparison that compared nothing proves nothing: Error{mismatch}, as is a token with other bits unless
+// `report_only`.
+void check_comparison(const Comparison& comparison, std::int64_t step, bool report_only);
+
 struct Update {
   Comparison compared;
   double loss = 0, grad_norm = 0, kl = 0;  // kl: mean k3 to the base per token, when it is in the loss

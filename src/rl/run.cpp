@@ -125,14 +125,7 @@ class Run {
     state_.compared_tokens += c.compared;
     state_.mismatch_tokens += c.mismatched;
     state_.mismatch_max_abs = std::max(state_.mismatch_max_abs, c.max_abs);
-    if (c.compared == 0) fail(ErrorCode::mismatch, "step {}: no sampled token could be compared", state_.step + 1);
-    if (c.mismatched != 0 && s_.text("rl.mismatch") == "error")
-      throw Error(
-          ErrorCode::mismatch,
-          fmt::format(
-              "step {}: {} of {} sampled tokens have other bits in the trainer (largest difference {}); first: {}",
-              state_.step + 1, c.mismatched, c.compared, c.max_abs, c.first),
-          "this must not happen; --set rl.mismatch=\"report\" goes on and records it");
+    check_comparison(c, state_.step + 1, s_.text("rl.mismatch") == "report");
   }
 
   void begin() {

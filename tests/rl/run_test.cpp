@@ -1,0 +1,194 @@
+// Checkpoints and whole runs.
+#include "rl/run.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/base.hpp"
+#include "rl/checkpoint.hpp"
+#include "rl/support.hpp"
+
+namespace tidelock::rl {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Folder;
+using testing::random_model;
+
+struct Trained {
+  train::LoraParameters parameters{random_model(), 2, 4, {"all-linear"}};
+  train::AdamW optimizer{parameters.values().size()};
+
+  explicit Trained(std::uint64_t seed) {
+    parameters.initialize(seed);
+    for (int step = 0; step < 2; ++step) {
+      std::vector<float> gradient(parameters.values().size());
+      Random random(seed, static_cast<std::uint64_t>(step));
+      for (float& g : gradient) g = random.normal();
+      optimizer.step(parameters.values(), gradient, 1, {});
+    }
+  }
+  void save(const fs::path& run, const RunState& state, std::int64_t keep = 2) {
+    save_checkpoint(run, state, random_model(), parameters, optimizer, "base", keep);
+  }
+  bool same_as(Trained& other) {
+    const auto equal = [](std::span<const float> a, std::span<const float> b) {
+      return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+    };
+    return equal(parameters.values(), other.parameters.values()) && equal(optimizer.m(), other.optimizer.m()) &&
+           equal(optimizer.v(), other.optimizer.v()) && optimizer.steps() == other.optimizer.steps();
+  }
+};
+
+RunState state_at(std::int64_t step) {
+  RunState s;
+  s.step = step;
+  s.weight_version = static_cast<std::uint64_t>(step);
+  s.compared_tokens = 1234;
+  s.mismatch_tokens = 1;
+  s.mismatch_max_abs = 0.1;
+  s.elapsed_s = 1.0 / 3;
+  s.rollout_s = 0.25;
+  s.rewards = {0.1, 1.0 / 3};
+  s.evaluations.push_back({0, {8, 64, {0.25, 0.2, 0.3}, {0.5, 0.4, 0.6}}});
+  return s;
+}
+
+void edit(const fs::path& path, const std::string& find, const std::string& replace) {
+  std::string text = read_file(path);
+  const std::size_t at = text.find(find);
+  ASSERT_NE(at, std::string::npos) << find;
+  write_file_atomic(path, text.replace(at, find.size(), replace));
+}
+
+TEST(Checkpoint, GivesBackWhatWasSaved) {
+  const Folder run;
+  Trained saved(1), loaded(2);
+  ASSERT_FALSE(saved.same_as(loaded));
+  EXPECT_FALSE(newest_checkpoint(run.path()));
+  saved.save(run.path(), state_at(2));
+  const auto newest = newest_checkpoint(run.path());
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(*newest, run.path() / "checkpoints/step_2");
+  const RunState state = load_checkpoint(*newest, random_model(), loaded.parameters, loaded.optimizer);
+  EXPECT_TRUE(saved.same_as(loaded));
+  const RunState expected = state_at(2);
+  EXPECT_EQ(state.step, 2);
+  EXPECT_EQ(state.weight_version, 2U);
+  EXPECT_EQ(state.compared_tokens, 1234);
+  EXPECT_EQ(state.mismatch_tokens, 1);
+  EXPECT_EQ(state.mismatch_max_abs, expected.mismatch_max_abs);
+  EXPECT_EQ(state.elapsed_s, expected.elapsed_s);
+  EXPECT_EQ(state.rollout_s, expected.rollout_s);
+  EXPECT_EQ(state.rewards, expected.rewards);
+  ASSERT_EQ(state.evaluations.size(), 1U);
+  EXPECT_EQ(state.evaluations[0].result.n, 64);
+  EXPECT_EQ(state.evaluations[0].result.pass_at_k.high, 0.6);
+}
+
+TEST(Checkpoint, TheNewestOfWholeOnesCounts) {
+  const Folder run;
+  Trained trained(1);
+  for (const std::int64_t step : {9, 10, 11}) trained.save(run.path(), state_at(step));
+  const fs::path folder = run.path() / "checkpoints";
+  EXPECT_FALSE(fs::exists(folder / "step_9"));  // two are kept
+  EXPECT_TRUE(fs::exists(folder / "step_10"));
+  for (const char* name : {".step_12.tmp", "step_13x", "step_", "step_14.tmp", "other"})
+    fs::create_directory(folder / name);
+  EXPECT_EQ(*newest_checkpoint(run.path()), folder / "step_11");  // by number, not by letter
+  // What a killed save left is no hindrance to the next one.
+  write_file_atomic(folder / ".step_12.tmp/adapter_config.json", "half");
+  trained.save(run.path(), state_at(12));
+  EXPECT_EQ(*newest_checkpoint(run.path()), folder / "step_12");
+  EXPECT_FALSE(fs::exists(folder / ".step_12.tmp"));
+  Trained loaded(2);
+  load_checkpoint(folder / "step_12", random_model(), loaded.parameters, loaded.optimizer);
+  EXPECT_TRUE(trained.same_as(loaded));
+}
+
+TEST(Checkpoint, DamageIsNamed) {
+  const Folder run;
+  Trained trained(1);
+  const fs::path folder = run.path() / "checkpoints/step_3";
+  const auto refusal = [&](ErrorCode code, const std::string& says, const std::function<void()>& damage) {
+    fs::remove_all(run.path() / "checkpoints");
+    trained.save(run.path(), state_at(3));
+    damage();
+    Trained loaded(2);
+    try {
+      load_checkpoint(folder, random_model(), loaded.parameters, loaded.optimizer);
+      ADD_FAILURE() << "accepted: " << says;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(folder.string()), std::string::npos) << error.what();
+    }
+  };
+  const fs::path state = folder / "state.json", optimizer = folder / "optimizer.safetensors";
+  refusal(ErrorCode::corrupt_data, "state.json", [&] { write_file_atomic(state, "{\"format\": 1"); });
+  refusal(ErrorCode::corrupt_data, "state.json", [&] { write_file_atomic(state, "[]"); });
+  refusal(ErrorCode::corrupt_data, "state.json", [&] { edit(state, "\"format\": 1", "\"format\": 2"); });
+  refusal(ErrorCode::corrupt_data, "state.json", [&] { edit(state, "\"rewards\"", "\"rewardz\""); });
+  refusal(ErrorCode::mismatch, "contract", [&] { edit(state, "\"contract\": \"", "\"contract\": \"other-"); });
+  refusal(ErrorCode::mismatch, "adapter", [&] {
+    Trained(5).save(run.path() / "x", state_at(3));
+    fs::copy_file(run.path() / "x/checkpoints/step_3/adapter_model.safetensors", folder / "adapter_model.safetensors",
+                  fs::copy_options::overwrite_existing);
+  });
+  refusal(ErrorCode::corrupt_data, "optimizer.safetensors",
+          [&] { fs::resize_file(optimizer, fs::file_size(optimizer) - 4); });
+  refusal(ErrorCode::corrupt_data, "optimizer.safetensors", [&] { edit(optimizer, "\"m\"", "\"q\""); });
+  refusal(ErrorCode::not_found, "optimizer.safetensors", [&] { fs::remove(optimizer); });
+  refusal(ErrorCode::not_found, "state.json", [&] { fs::remove(state); });
+}
+
+TEST(Checkpoint, AFailedSaveLeavesTheEarlierOnes) {
+  const Folder run;
+  Trained trained(1);
+  trained.save(run.path(), state_at(1));
+  // A file where the temporary folder would be made: the save cannot succeed, whoever runs it.
+  fs::create_directory(run.path() / "elsewhere");
+  fs::rename(run.path() / "checkpoints", run.path() / "kept");
+  std::ofstream(run.path() / "checkpoints") << "in the way";
+  EXPECT_ANY_THROW(trained.save(run.path(), state_at(2)));
+  fs::remove(run.path() / "checkpoints");
+  fs::rename(run.path() / "kept", run.path() / "checkpoints");
+  EXPECT_EQ(*newest_checkpoint(run.path()), run.path() / "checkpoints/step_1");
+}
+
+// A small run in real sandboxes, in this process: what the sanitizers watch.
+RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads) {
+  const Settings settings = testing::recipe({"rl.steps=2", "rl.groups=2", "rl.group_size=3", "eval.tasks=1",
+                                             "eval.samples=2", "rollout.max_tokens=48", "rl.kl_coefficient=0.01"});
+  RunOptions options;
+  options.directory = folder;
+  options.resume = resume;
+  options.stop_after = stop_after;
+  options.threads = threads;
+  std::int64_t frames = 0;
+  options.watch = [&](const ViewState& state) { frames += state.steps; };
+  const RunSummary summary = run_rl(settings, options);
+  EXPECT_GT(frames, 0);
+  return summary;
+}
+
+TEST(Run, ResumedEqualsUninterrupted) {
+  const Folder one, two;
+  const RunSummary whole = run(one.path(), false, 0, 2);
+  EXPECT_EQ(whole.steps, 2);
+  EXPECT_GT(whole.compared_tokens, 0);
+  EXPECT_EQ(whole.mismatch_tokens, 0);
+  EXPECT_EQ(whole.evaluations.size(), 2U);
+  const RunSummary first = run(two.path(), false, 1, 1);
+  EXPECT_EQ(first.steps, 1);
+  EXPECT_NE(first.adapter_sha256, whole.adapter_sha256);
+  const RunSummary rest = run(two.path(), true, 0, 1);
+  EXPECT_EQ(rest.adapter_sha256, whole.adapter_sha256);
+  EXPECT_EQ(rest.compared_tokens, whole.compared_tokens);
+  EXPECT_EQ(read_file(one.path() / "adapter/adapter_model.safetensors"),
+            read_file(two.path() / "adapter/adapter_model.safetensors"));
+}
+
+}  // namespace
+}  // namespace tidelock::rl
