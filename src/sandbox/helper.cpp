@@ -177,6 +177,7 @@ class Helper {
       const std::vector<FileDescriptor> freezer = container.cgroup.open_freezer();
       container.pid = spawn(request, container.cgroup, uid, message.descriptors);
       std::vector<int> sent;
+      sent.reserve(freezer.size());
       for (const FileDescriptor& file : freezer) {
         sent.push_back(file.get());
       }
@@ -299,14 +300,6 @@ class Helper {
   std::map<std::string, Container> containers_;
   std::uint32_t counter_ = 0;
 };
-
-void raise_file_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
-}
 
 // A command line shows to everyone in the container as that of process 1: it becomes "init".
 void hide_command_line(int argc, char** argv) {
