@@ -38,7 +38,9 @@ def main():
     faults = 0
     private = {}
     for header in root.rglob("*.hpp"):
-        match = re.search(r"Private to (\w+)/", header.read_text()[:1200])
+        # The sentence may be wrapped: comment marks and line ends count as one space.
+        opening = re.sub(r"\s*\n//\s*", " ", header.read_text()[:1200])
+        match = re.search(r"Private to (\w+)/", opening)
         if match:
             private[str(header.relative_to(root))] = match.group(1)
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".hpp", ".cpp", ".inl")):
