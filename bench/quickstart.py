@@ -9,8 +9,10 @@ that its row names. Runs that are there already are read, not repeated.
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,19 +31,15 @@ def run(name, overrides, out):
     folder = out / name
     log = out / f"{name}.time"
     if not log.exists():
-        command = ["/usr/bin/time", "-f", "%e %M", "-o", str(log) + ".tmp"]
-        if not pathlib.Path("/usr/bin/time").exists():
-            command = []
-        start = time.monotonic()
-        command += [str(ROOT / "build/release/tidelock"), "rl", "recipes/quickstart.toml", "--out", str(folder)]
+        command = [str(ROOT / "build/release/tidelock"), "rl", "recipes/quickstart.toml", "--out", str(folder)]
         for override in overrides:
             command += ["--set", override]
-        subprocess.run(command, cwd=ROOT, check=True)
-        elapsed = time.monotonic() - start
-        memory = 0
-        if pathlib.Path(str(log) + ".tmp").exists():
-            memory = int(pathlib.Path(str(log) + ".tmp").read_text().split()[1]) // 1024
-        log.write_text(f"{elapsed:.1f} {memory}\n")
+        start = time.monotonic()
+        process = subprocess.Popen(command, cwd=ROOT)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status != 0:
+            sys.exit(f"{name} failed: {' '.join(command)}")
+        log.write_text(f"{time.monotonic() - start:.1f} {usage.ru_maxrss // 1024}\n")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return rows, *log.read_text().split()
 
