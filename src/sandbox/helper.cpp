@@ -330,6 +330,7 @@ int helper_main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // were it ignored, as it may be inherited, children would end unseen
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);
