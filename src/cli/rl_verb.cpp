@@ -15,7 +15,7 @@ struct RlOptions {
   std::vector<std::string> set;
   int threads = 0;
   std::int64_t stop_after = 0;
-  bool keys = false;
+  bool keys = false, markdown = false;
 };
 
 // runs/quickstart-20261129-154210
@@ -41,7 +41,7 @@ void print_summary(const rl::RunSummary& summary, const std::filesystem::path& f
 int run(const RlOptions& o) {
   const Schema schema = rl::rl_schema();
   if (o.keys) {
-    std::fputs(schema.describe().c_str(), stdout);
+    std::fputs(schema.describe(o.markdown).c_str(), stdout);
     return 0;
   }
   if (o.recipe.empty() == o.resume.empty())
@@ -87,6 +87,7 @@ Action add_rl(CLI::App& app) {
   app.add_option("--stop-after", o->stop_after, "end after this step; --resume goes on from there")
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--keys", o->keys, "print every key of a recipe and exit");
+  app.add_flag("--markdown", o->markdown, "with --keys: as a Markdown table");
   add_threads(app, o->threads);
   return [o] { return run(*o); };
 }

@@ -11,18 +11,19 @@ Action add_train(CLI::App& app) {
     std::string recipe, out;
     std::vector<std::string> set;
     int threads = 0;
-    bool keys = false;
+    bool keys = false, markdown = false;
   };
   auto o = std::make_shared<Options>();
   app.add_option("recipe", o->recipe, "TOML recipe, such as recipes/nano.toml");
   app.add_option("--out", o->out, "folder for the model (required unless train.stop_after is set)");
   app.add_option("--set", o->set, "override a key: a.b=VALUE")->take_all()->expected(1);
   app.add_flag("--keys", o->keys, "print every key of a recipe and exit");
+  app.add_flag("--markdown", o->markdown, "with --keys: as a Markdown table");
   add_threads(app, o->threads);
   return [o] {
     const Schema schema = rl::pretrain_schema();
     if (o->keys) {
-      std::fputs(schema.describe().c_str(), stdout);
+      std::fputs(schema.describe(o->markdown).c_str(), stdout);
       return 0;
     }
     if (o->recipe.empty())

@@ -331,6 +331,11 @@ Config load_config(const std::filesystem::path& folder) {
   return parse_config(read_file(path, 16 << 20), path.string());
 }
 
+// The shortest decimal that reads back to the same float32.
+static json number(float x) {
+  return json::parse(fmt::format("{}", x));
+}
+
 std::string config_to_json(const Config& c) {
   json out;
   out["model_type"] = "kimi_linear";
@@ -338,13 +343,13 @@ std::string config_to_json(const Config& c) {
   out["vocab_size"] = c.vocab;
   out["num_hidden_layers"] = c.layer_count();
   out["intermediate_size"] = c.intermediate;
-  out["rms_norm_eps"] = c.rms_eps;
+  out["rms_norm_eps"] = number(c.rms_eps);
   out["max_position_embeddings"] = c.max_context;
   out["tie_word_embeddings"] = c.tied_head;
   out["hidden_act"] = c.activation == Activation::situ ? "situ" : "silu";
   if (c.activation == Activation::situ) {
-    out["activation_situ_beta"] = c.situ_beta;
-    out["activation_situ_linear_beta"] = c.situ_linear_beta;
+    out["activation_situ_beta"] = number(c.situ_beta);
+    out["activation_situ_linear_beta"] = number(c.situ_linear_beta);
   }
   out["torch_dtype"] = c.format == Format::bf16 ? "bfloat16" : "float32";
   if (c.residual_block != 0) out["attn_res_block_size"] = c.residual_block;
@@ -354,7 +359,7 @@ std::string config_to_json(const Config& c) {
   json linear = {
       {"head_dim", c.kda.head_dim}, {"num_heads", c.kda.heads}, {"short_conv_kernel_size", c.kda.conv_kernel},
       {"full_attn_layers", full},   {"kda_layers", kda},        {"use_full_rank_gate", c.kda.full_rank_gate}};
-  if (c.kda.bounded) linear["gate_lower_bound"] = c.kda.lower_bound;
+  if (c.kda.bounded) linear["gate_lower_bound"] = number(c.kda.lower_bound);
   out["linear_attn_config"] = linear;
   out["num_attention_heads"] = c.mla.heads;
   if (c.mla.q_lora != 0) out["q_lora_rank"] = c.mla.q_lora;
@@ -364,12 +369,12 @@ std::string config_to_json(const Config& c) {
   out["v_head_dim"] = c.mla.value;
   out["mla_use_nope"] = true;
   out["mla_use_output_gate"] = c.mla.output_gate;
-  out["mla_latent_norm_eps"] = c.mla.latent_eps;
+  out["mla_latent_norm_eps"] = number(c.mla.latent_eps);
   if (c.index.heads != 0)
     out["dsa_config"] = {{"index_n_heads", c.index.heads},
                          {"index_head_dim", c.index.dim},
                          {"index_topk", c.index.top_k},
-                         {"index_norm_eps", c.index.eps},
+                         {"index_norm_eps", number(c.index.eps)},
                          {"layers", full}};
   out["first_k_dense_replace"] = c.first_dense;
   if (c.experts.count != 0) {
@@ -380,10 +385,13 @@ std::string config_to_json(const Config& c) {
     out["latent_moe_use_norm"] = c.experts.latent_norm;
     if (c.experts.shared != 0) out["num_shared_experts"] = c.experts.shared;
     out["moe_renormalize"] = c.experts.renormalize;
-    out["routed_scaling_factor"] = c.experts.scale;
+    out["routed_scaling_factor"] = number(c.experts.scale);
     out["moe_router_activation_func"] = "sigmoid";
   }
-  if (!c.end_tokens.empty()) out["eos_token_id"] = c.end_tokens;
+  if (c.end_tokens.size() == 1)
+    out["eos_token_id"] = c.end_tokens.front();
+  else if (!c.end_tokens.empty())
+    out["eos_token_id"] = c.end_tokens;
   return out.dump(2) + "\n";
 }
 

@@ -132,7 +132,7 @@ void read_environment(Table table, Episode& episode, std::optional<std::string>&
 void read_verifier(Table table, Episode& episode) {
   if (const auto timeout = table.number("timeout_sec")) episode.verifier.timeout = milliseconds(*timeout);
   episode.verifier.environment = table.texts("env");
-  table.only("user", {"root", "0"}, "a sandbox has one user");
+  table.only("user", {}, "commands run as the sandbox's own user");
   table.only("environment_mode", {"shared"}, "the verifier runs in the agent's sandbox");
   table.done();
 }
@@ -142,7 +142,7 @@ void read_agent(Table table, Episode& episode) {
     episode.agent_timeout = milliseconds(*timeout);
     episode.command_timeout = std::min(episode.agent_timeout, std::chrono::milliseconds(60'000));
   }
-  table.only("user", {"root", "0"}, "a sandbox has one user");
+  table.only("user", {}, "commands run as the sandbox's own user");
   table.only("network_mode", {"none", "no-network"}, "a sandbox has no network");
   table.done();
 }
@@ -210,7 +210,6 @@ void read_tests(const std::filesystem::path& directory, Episode& episode) {
   episode.verifier.command = {"/tests/test.sh"};
   episode.verifier.directory = episode.directory;
   for (const auto& [key, value] : episode.environment) episode.verifier.environment.try_emplace(key, value);
-  episode.verifier.clean_tests = true;
 }
 
 class HarborFamily : public TaskFamily {

@@ -320,8 +320,17 @@ RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr
   r.version = weight_version;
   r.done = r.open = 0;
   r.stats = {};
-  r.actors.clear();
-  r.by_sequence.clear();
+  // Whatever happens, hands stop before what they work on goes.
+  struct Cleanup {
+    Impl& impl;
+    ~Cleanup() {
+      impl.hands.reset();
+      impl.engine.reset();
+      impl.actors.clear();
+      impl.by_sequence.clear();
+      impl.retired.clear();
+    }
+  } const cleanup{r};
   const auto start = Clock::now();
   std::size_t next_group = 0, next_slot = 0;
   while (r.done < all) {
@@ -339,9 +348,6 @@ RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr
     r.tidy();
     if (progress) progress(r.done, all);
   }
-  r.hands.reset();
-  r.engine.reset();
-  r.actors.clear();
   r.stats.wall_s = seconds_since(start);
   result.stats = r.stats;
   return result;

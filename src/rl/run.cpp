@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/base.hpp"
 #include "rl/atif.hpp"
@@ -28,6 +29,13 @@ double tool_rate(std::span<const Trajectory> trajectories) {
   double calls = 0;
   for (const auto& t : trajectories) calls += static_cast<double>(t.tool_calls);
   return trajectories.empty() ? 0 : calls / static_cast<double>(trajectories.size());
+}
+
+// The command of a shell call, for people; other arguments as they are.
+std::string shell_command(const std::string& arguments) {
+  const auto parsed = nlohmann::json::parse(arguments, nullptr, false);
+  const bool plain = parsed.is_object() && parsed.contains("command") && parsed["command"].is_string();
+  return plain ? parsed["command"].get<std::string>() : arguments;
 }
 
 EvaluationResult evaluate(Rollout& rollout, const TaskMixture& tasks, const Settings& s,
@@ -274,7 +282,7 @@ class Run {
     ViewSample sample;
     sample.question = groups[static_cast<std::size_t>(best->group)].episode.messages.back().content;
     for (const auto& turn : best->turns)
-      for (const auto& call : turn.calls) sample.calls.emplace_back(call.arguments, call.output);
+      for (const auto& call : turn.calls) sample.calls.emplace_back(shell_command(call.arguments), call.output);
     sample.answer = best->answer;
     sample.reward = best->reward;
     return sample;

@@ -37,8 +37,6 @@ struct Verifier {
   std::map<std::string, std::string> environment;
   std::string directory = "/";
   std::chrono::milliseconds timeout{10'000};
-  // Remove what the agent left at /tests first: a folder of tests may load its neighbours. Costs one more exec.
-  bool clean_tests = false;
 };
 
 struct Episode {
@@ -131,9 +129,9 @@ struct GradeResult {
   double seconds = 0;
 };
 
-// After the agent has ended: writes the answer, uploads the verifier, runs it and reads the reward. What the agent left
-// in /logs is removed first. A reward that is missing, not finite or outside [0, 1] is a failed grading with the
-// reason, as is a verifier that times out. Errors of the sandbox itself are thrown.
+// After the agent has ended: ends every process it left, removes what lies at /tests and /logs, then writes the answer,
+// uploads the verifier, runs it and reads the reward. A reward that is missing, not finite or outside [0, 1] is a
+// failed grading with the reason, as is a verifier that times out. Errors of the sandbox itself are thrown.
 GradeResult grade(sandbox::Sandbox& sandbox, const Episode& episode, std::string_view answer);
 
 }  // namespace tidelock::rl

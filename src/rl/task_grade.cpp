@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <optional>
 
 #include "base/error.hpp"
 #include "model/json.hpp"
@@ -14,34 +13,33 @@ namespace {
 constexpr const char* kAnswerPath = "/logs/agent/answer.txt";
 constexpr std::uint64_t kRewardLimit = 64 << 10;
 
-// What a verifier sees as its own: an old reward must not survive, the agent may have written one.
-constexpr const char* kRunVerifier =
-    "rm -rf /logs/verifier && mkdir -p /logs/verifier && exec \"$@\" >/logs/verifier/test-stdout.txt 2>&1";
+// Before anything of the verifier comes in: no process of the agent may be left to read it or to write a reward, and no
+// file of the agent's may lie where the verifier's will. (kill -1 spares its caller and the sandbox's init.)
+constexpr const char* kEndAgent =
+    "kill -9 -1 2>/dev/null; if [ -e /tests ] || [ -e /logs ]; then rm -rf /tests /logs 2>/dev/null; fi; :";
+
+// Runs the verifier and prints which kind of reward it left, then the reward: one process instead of one more for each
+// file to look for.
+constexpr const char* kRunVerifier = R"(mkdir -p /logs/verifier
+"$@" >/logs/verifier/test-stdout.txt 2>&1
+code=$?
+cd /logs/verifier
+if [ -e reward.json ]; then echo json; cat reward.json
+elif [ -e reward.txt ]; then echo text; cat reward.txt
+else echo none; tail -c 400 test-stdout.txt; fi
+exit $code)";
 
 std::string shortened(std::string_view text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
   return text.size() <= 200 ? std::string(text) : fmt::format("...{}", text.substr(text.size() - 200));
 }
 
-std::optional<std::string> read_if_there(sandbox::Sandbox& sandbox, const std::string& path) {
-  try {
-    return sandbox.read_file(path, kRewardLimit);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::not_found) return std::nullopt;
-    throw;
-  }
-}
-
-void clean(sandbox::Sandbox& sandbox) {
+void end_agent(sandbox::Sandbox& sandbox) {
   sandbox::ExecRequest request;
-  request.argv = {"rm", "-rf", "/tests", "/logs"};
+  request.argv = {"sh", "-c", kEndAgent};
   request.directory = std::string("/");
-  sandbox.exec(request);
-}
-
-void upload(sandbox::Sandbox& sandbox, const Episode& episode, std::string_view answer) {
-  sandbox.write_file(kAnswerPath, answer);
-  for (const SandboxFile& file : episode.verifier.files) sandbox.write_file(file.path, file.content, file.mode);
+  if (const auto run = sandbox.exec(request); run.exit_code != 0)
+    fail(ErrorCode::io, "sandbox {}: the agent's processes could not be ended: {}", sandbox.id(), run.error);
 }
 
 // Puts the number into `result`, or the reason why it is no reward.
@@ -54,7 +52,7 @@ void accept(GradeResult& result, double reward, const std::string& where) {
   result.graded = true;
 }
 
-void read_json_reward(GradeResult& result, const std::string& text) {
+void read_json_reward(GradeResult& result, std::string_view text) {
   const char* where = "/logs/verifier/reward.json";
   model::Json value;
   try {
@@ -100,20 +98,16 @@ void read_text_reward(GradeResult& result, std::string_view text) {
 }  // namespace
 
 GradeResult grade(sandbox::Sandbox& sandbox, const Episode& episode, std::string_view answer) {
-  if (episode.verifier.clean_tests) clean(sandbox);
-  try {
-    upload(sandbox, episode, answer);
-  } catch (const Error&) {
-    // The agent put something in the way (a file named /logs, say). What cannot be written even then is thrown.
-    clean(sandbox);
-    upload(sandbox, episode, answer);
-  }
+  end_agent(sandbox);
+  sandbox.write_file(kAnswerPath, answer);
+  for (const SandboxFile& file : episode.verifier.files) sandbox.write_file(file.path, file.content, file.mode);
   sandbox::ExecRequest request;
   request.argv = {"sh", "-c", kRunVerifier, "sh"};
   request.argv.insert(request.argv.end(), episode.verifier.command.begin(), episode.verifier.command.end());
   request.environment = episode.verifier.environment;
   request.directory = episode.verifier.directory;
   request.timeout = episode.verifier.timeout;
+  request.output_limit = kRewardLimit;
   const sandbox::ExecResult run = sandbox.exec(request);
   GradeResult result;
   result.seconds = run.seconds;
@@ -121,15 +115,18 @@ GradeResult grade(sandbox::Sandbox& sandbox, const Episode& episode, std::string
     result.reason = fmt::format("the verifier did not end within {} ms", episode.verifier.timeout.count());
     return result;
   }
-  if (const auto json = read_if_there(sandbox, "/logs/verifier/reward.json")) {
-    read_json_reward(result, *json);
-  } else if (const auto text = read_if_there(sandbox, "/logs/verifier/reward.txt")) {
-    read_text_reward(result, *text);
-  } else {
-    const auto printed = read_if_there(sandbox, "/logs/verifier/test-stdout.txt");
+  const std::string_view printed = run.output;
+  const std::string_view kind = printed.substr(0, printed.find('\n'));
+  const std::string_view reward = printed.substr(std::min(kind.size() + 1, printed.size()));
+  if (run.truncated)
+    result.reason = fmt::format("the reward in /logs/verifier is longer than {} bytes", kRewardLimit);
+  else if (kind == "json")
+    read_json_reward(result, reward);
+  else if (kind == "text")
+    read_text_reward(result, reward);
+  else
     result.reason = fmt::format("the verifier ended with exit code {} and left no reward in /logs/verifier: {}",
-                                run.exit_code, shortened(printed.value_or(run.error)));
-  }
+                                run.exit_code, shortened(kind == "none" ? reward : run.error));
   return result;
 }
 

@@ -10,11 +10,11 @@
 namespace tidelock::rl {
 namespace {
 
-constexpr int kNameLetters = 3, kContentDigits = 2;
+constexpr int kNameDigits = 3, kContentDigits = 2;
 
 std::string draw_name(Random& random) {
   std::string name;
-  for (int i = 0; i < kNameLetters; ++i) name += static_cast<char>('a' + random.between(0, 25));
+  for (int i = 0; i < kNameDigits; ++i) name += static_cast<char>('0' + random.between(0, 9));
   return name;
 }
 

@@ -37,6 +37,7 @@ std::pair<FileDescriptor, FileDescriptor> make_socket_pair() {
 
 HelperProcess::HelperProcess(const ContainerOptions& options, const Features& features)
     : run_(make_run_directory(options.directory.empty() ? fs::temp_directory_path() : options.directory)) {
+  raise_file_limit();
   try {
     start(options.helper_program.empty() ? "/proc/self/exe" : options.helper_program);
     const int lock = run_.lock.get();
@@ -172,7 +173,7 @@ ContainerRuntime::ContainerRuntime(const ContainerOptions& options, const Featur
   Spec trial;
   trial.image = (helper_->run_directory() / "empty").string();
   try {
-    create(trial);
+    const ContainerSandbox made(helper_, trial, nullptr);
   } catch (const Error& error) {
     throw Error(ErrorCode::not_supported, fmt::format("containers do not work on this host: {}", error.what()),
                 "run as root, or allow user namespaces and overlay mounts in them");

@@ -1,4 +1,14 @@
 // The program's side of the container runtime: one helper process, one socket to each container's init.
+//
+//   program --control socket--> helper --clone--> init (process 1 of a container) --fork--> commands
+//      `---------------- one socket a container ------------^
+//
+// What a command finds: user `agent` (as root on the host a uid of its own above 2^30 for each container, shared only
+// with its forks; otherwise uid 1000 of a user namespace), home /root, PATH with the usual folders, loopback only. What
+// it writes anywhere lies in memory: `Limits::disk_bytes` for files (with /tmp and /dev/shm), `memory_bytes` beside it
+// for processes. Files given by write_file belong to `agent`. A time-out ends the command's session; processes that
+// left it stay until the sandbox ends. Without a writable cgroup `memory_bytes` holds for each process, not for their
+// sum, and `cpus` is not enforced: Capabilities::isolation says so.
 #pragma once
 
 #include <chrono>

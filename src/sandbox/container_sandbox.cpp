@@ -262,7 +262,7 @@ ExecResult ContainerSandbox::exec(const ExecRequest& request) {
     }
     need_no_zero_byte(name, "the environment");
     need_no_zero_byte(value, "the environment");
-    run_request.environment.push_back(name + "=" + value);
+    run_request.environment.push_back(fmt::format("{}={}", name, value));
   }
   return run(run_request, request);
 }

@@ -35,7 +35,7 @@ class Copier {
     while (const dirent* entry = next(stream.get(), path)) {
       const std::string name = entry->d_name;
       if (name != "." && name != "..") {
-        item(from, to, name, path.empty() ? name : path + "/" + name, depth);
+        item(from, to, name, path.empty() ? name : fmt::format("{}/{}", path, name), depth);
       }
     }
     attributes(from, to);

@@ -136,10 +136,9 @@ void make_parents(int root, const InitPlan& plan, const std::string& path) {
 bool limit_capabilities(std::uint64_t keep) noexcept {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   std::array<__user_cap_data_struct, 2> data{};
-  for (unsigned word = 0; word < data.size(); ++word) {
-    const auto bits = static_cast<std::uint32_t>(keep >> (32 * word));
-    data[word] = {bits, bits, 0};
-  }
+  const auto low = static_cast<std::uint32_t>(keep), high = static_cast<std::uint32_t>(keep >> 32);
+  data[0] = {low, low, 0};
+  data[1] = {high, high, 0};
   return prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) == 0 &&
          syscall(SYS_capset, &header, data.data()) == 0;
 }
@@ -151,6 +150,11 @@ void become_command(const InitPlan& plan, const RunRequest& request) {
   }
   reset_signals();
   umask(022);
+  // Init is the last to be killed when memory is short; what it starts is the first.
+  const FileDescriptor score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (!score || write(score.get(), "500", 3) != 3) {
+    quit(126, std::string("cannot make itself killable: ") + std::strerror(errno));
+  }
   std::vector<char*> argv, environment;
   for (const std::string& text : request.argv) {
     argv.push_back(const_cast<char*>(text.c_str()));

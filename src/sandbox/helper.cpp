@@ -177,6 +177,7 @@ class Helper {
       const std::vector<FileDescriptor> freezer = container.cgroup.open_freezer();
       container.pid = spawn(request, container.cgroup, uid, message.descriptors);
       std::vector<int> sent;
+      sent.reserve(freezer.size());
       for (const FileDescriptor& file : freezer) {
         sent.push_back(file.get());
       }
@@ -300,14 +301,6 @@ class Helper {
   std::uint32_t counter_ = 0;
 };
 
-void raise_file_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
-}
-
 // A command line shows to everyone in the container as that of process 1: it becomes "init".
 void hide_command_line(int argc, char** argv) {
   char* const end = argv[argc - 1] + std::strlen(argv[argc - 1]);
@@ -337,6 +330,7 @@ int helper_main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // were it ignored, as it may be inherited, children would end unseen
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);

@@ -1,6 +1,7 @@
 #include "sandbox/wire.hpp"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -127,6 +128,14 @@ void FileDescriptor::reset(int fd) {
     close(fd_);
   }
   fd_ = fd;
+}
+
+void raise_file_limit() noexcept {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
 }
 
 void send_message(int socket, MessageType type, std::string_view body, std::span<const int> descriptors) {

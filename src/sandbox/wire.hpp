@@ -43,6 +43,10 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
+// Raises this process's limit of open files to what it may: a sandbox holds five in the program, and the usual 1024
+// would end at two hundred sandboxes.
+void raise_file_limit() noexcept;
+
 constexpr std::size_t kMaxBody = 4U << 20;  // more than execve accepts as arguments and environment together
 constexpr std::size_t kMaxDescriptors = 8;
 

@@ -192,11 +192,22 @@ TEST_F(Harbor, WorksInASandbox) {
   GradeResult before = grade(*box, task, "");
   EXPECT_TRUE(before.graded) << before.reason;
   EXPECT_EQ(before.reward, 0);
-  // An agent that rewrites the tests' library is graded by the real one.
+  // What grading left is writable now: an agent that rewrites the tests' library is graded by the real one.
   run("wc -l <log.txt >count.txt; echo 'reward() { :; }' >/tests/lib.sh");
   const GradeResult after = grade(*box, task, "");
   EXPECT_TRUE(after.graded) << after.reason;
   EXPECT_EQ(after.reward, 1);
+}
+
+TEST_F(Harbor, AWorkingDirectoryWithoutFilesIsThereAndWritable) {
+  put_task("empty");
+  put("empty/environment/Dockerfile", "FROM busybox\nWORKDIR /srv/work\n");
+  put("empty/tests/test.sh", "[ -s made ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n");
+  const Episode task = load_harbor_task(root_ / "empty");
+  const auto runtime = sandbox::make_container_runtime();
+  const auto box = open_sandbox(*runtime, task);
+  EXPECT_EQ(run_shell_tool(*box, task, shell_arguments("pwd; ls -A; echo x >made")).text, "/srv/work");
+  EXPECT_EQ(grade(*box, task, "").reward, 1);  // a script without #! runs too, in the working directory
 }
 
 }  // namespace

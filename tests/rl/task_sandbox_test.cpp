@@ -79,13 +79,29 @@ TEST_F(InSandbox, WhatTheAgentLeftDoesNotGradeIt) {
   const Episode one = episode("vault", 4);
   const auto box = open_sandbox(*runtime_, one);
   const auto run = [&](const std::string& command) { return run_shell_tool(*box, one, shell_arguments(command)); };
-  run("mkdir -p /logs/verifier /tests; echo 1 >/logs/verifier/reward.json; echo 1 >/logs/verifier/reward.txt; "
-      "printf 'echo 1 >/logs/verifier/reward.txt' >/tests/test.sh");
+  // Where the verifier will stand, the agent cannot put anything ...
+  EXPECT_NE(run("mkdir /tests").exit_code, 0);
+  EXPECT_NE(run("mkdir /logs").exit_code, 0);
+  // ... but it can leave a process that waits for the verifier, to write a reward and to read the answer.
+  run("setsid sh -c 'while :; do echo 1 >/logs/verifier/reward.json; cp /tests/test.sh /root/stolen; done' "
+      ">/dev/null 2>&1 &");
+  const std::string waiting = "ps | grep -c '[s]tolen'";
+  EXPECT_EQ(run(waiting).text, "1");
   EXPECT_EQ(grade(*box, one, "wrong").reward, 0);
-  run("rm -rf /logs /tests; echo in the way >/logs; mkdir /tests; mkdir /tests/test.sh");
-  const GradeResult result = grade(*box, one, one.reference_answer);
+  EXPECT_EQ(run("ls /root/stolen 2>/dev/null").text, "exit 1");
+  EXPECT_EQ(run(waiting).text, "0\nexit 1");
+}
+
+TEST_F(InSandbox, GradingAgainStartsClean) {
+  const Episode one = episode("vault", 4);
+  const auto box = open_sandbox(*runtime_, one);
+  EXPECT_EQ(grade(*box, one, one.reference_answer).reward, 1);
+  // After a grading /logs and /tests are there and writable: all of it must go before the next.
+  run_shell_tool(*box, one,
+                 shell_arguments("echo 1 >/logs/verifier/reward.json; rm /tests/test.sh; mkdir /tests/test.sh"));
+  const GradeResult result = grade(*box, one, "wrong");
   EXPECT_TRUE(result.graded) << result.reason;
-  EXPECT_EQ(result.reward, 1);
+  EXPECT_EQ(result.reward, 0);
 }
 
 struct Case {

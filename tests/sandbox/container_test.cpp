@@ -1,6 +1,7 @@
 // What a container does for its user. Properties: a command behaves in it as in any shell; every way to end is
 // reported; output is bounded; a background process neither blocks a call nor is harmed by its end; files are separate.
 #include <rapidcheck.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -214,20 +215,29 @@ TEST_F(Container, FreezeStopsProcessesAndExecThaws) {
 }
 
 TEST_F(Container, ManyLiveAtOnceFromManyThreads) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit usual{std::min<rlim_t>(1024, before.rlim_max), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &usual), 0);  // what a login shell has; this machine may allow more
+  auto runtime = make_container_runtime({folder_.path(), {}});
   constexpr int kThreads = 4, kEach = 64;
   std::vector<std::vector<std::unique_ptr<Sandbox>>> boxes(kThreads);
   std::atomic<int> right{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      for (int i = 0; i < kEach; ++i) {
-        boxes[t].push_back(runtime_->create({}));
-        const std::string mine = std::to_string(t * kEach + i);
-        boxes[t].back()->exec(shell("echo " + mine + " > /root/number"));
-        boxes[t].back()->freeze();
-      }
-      for (int i = 0; i < kEach; ++i) {
-        right += boxes[t][i]->exec(shell("cat number")).output == std::to_string(t * kEach + i) + "\n" ? 1 : 0;
+      try {
+        for (int i = 0; i < kEach; ++i) {
+          boxes[t].push_back(runtime->create({}));
+          const std::string mine = std::to_string(t * kEach + i);
+          boxes[t].back()->exec(shell("echo " + mine + " > /root/number"));
+          boxes[t].back()->freeze();
+        }
+        for (int i = 0; i < kEach; ++i) {
+          right += boxes[t][i]->exec(shell("cat number")).output == std::to_string(t * kEach + i) + "\n" ? 1 : 0;
+        }
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
       }
     });
   }

@@ -114,6 +114,8 @@ TEST_F(Hostile, EatsMemory) {
   const char* eat = "dd if=/dev/zero of=/dev/null bs=350M count=1 && echo eaten";
   const ExecResult limited = box_->exec(shell(eat, 60s));
   EXPECT_EQ(limited.output, "");
+  EXPECT_EQ(limited.signal != 0 || limited.exit_code != 0, true);
+  EXPECT_EQ(box_->exec(shell("cat /proc/self/oom_score_adj")).output, "500\n");  // init itself has -1000
   Spec spec;
   spec.limits.memory_bytes = 1ULL << 30;
   EXPECT_EQ(runtime_->create(spec)->exec(shell(eat, 60s)).output, "eaten\n");
