@@ -353,8 +353,9 @@ int helper_main(int argc, char** argv) {
       }
       helper.end_all();
     } catch (const Error& error) {
-      send_message(control, MessageType::failed, error.what());
+      // First: when the program was killed before the welcome reached it, there is nobody left to tell.
       remove_run_directory(hello.run_directory);
+      send_message(control, MessageType::failed, error.what());
     }
   } catch (const std::exception& exception) {
     spdlog::error("sandbox helper: {}", exception.what());
