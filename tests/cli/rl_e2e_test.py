@@ -126,15 +126,17 @@ class Baseline(RlCase):
         chance = random.Random(5)
         for _ in range(6):
             seen |= self.kill_after(run, chance.uniform(0.05, 0.7) * self.seconds)
-            self.eventually(lambda: self.traces(seen), "left behind after kill -9")
+            # Killed before its helper process was up, a run leaves one empty folder, which the next start removes.
+            self.eventually(lambda: [t for t in self.traces(seen) if not t.startswith("folder")], "after kill -9")
         self.assertTrue(seen)  # the look at the host had something to look for
         self.finish(run)
+        self.eventually(lambda: self.traces(seen), "after the end of the resumed run")
 
-    def test_traces_are_seen_while_a_run_lives(self):
-        """The twin of the test above: what it finds nothing of afterwards, it does find before."""
+    def test_nothing_stays_when_sandboxes_were_up(self):
+        """Traces of every kind are there while a run lives, and none after kill -9 at that very moment."""
         process = self.start("rl", self.recipe, "--out", self.folder / "run")
         kinds, seen = set(), set()
-        while process.poll() is None and not {"process", "folder"} <= kinds:
+        while process.poll() is None and not {"process", "folder", "cgroup"} <= kinds:
             seen.update(self.sandbox_runs())
             kinds |= {trace.split()[0] for trace in self.traces(seen)}
         harness.kill(process)
