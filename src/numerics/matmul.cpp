@@ -1,10 +1,12 @@
 #include "numerics/matmul.hpp"
 
+#include <stdlib.h>
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <new>
 
 #include "base/error.hpp"
 #include "numerics/matmul_kernels.hpp"
@@ -101,7 +103,7 @@ void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t
 }  // namespace
 
 void PackedMatrix::Free::operator()(std::byte* p) const {
-  ::operator delete[](p, std::align_val_t{64});
+  std::free(p);
 }
 
 PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_t in, int segments) {
@@ -112,7 +114,14 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   m.in_ = in;
   m.segments_ = segments;
   m.size_ = static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
-  m.data_.reset(static_cast<std::byte*>(::operator new[](m.size_, std::align_val_t{64})));
+  // Decoding reads every weight once a token: with small pages it would wait for the page walks.
+  constexpr std::size_t kHugePage = 2U << 20;
+  const std::size_t alignment = m.size_ >= kHugePage ? kHugePage : 64;
+  void* data = nullptr;
+  if (::posix_memalign(&data, alignment, m.size_) != 0)
+    fail(ErrorCode::exhausted, "matrix [{}, {}]: no memory for {} bytes", out, in, m.size_);
+  if (alignment == kHugePage) ::madvise(data, m.size_, MADV_HUGEPAGE);  // a wish: small pages work too
+  m.data_.reset(static_cast<std::byte*>(data));
   return m;
 }
 
