@@ -102,8 +102,8 @@ inline void pairs_unbounded(const KdaShape& shape, const ChunkRows& c, const Ope
     }
   }
   for (int r = 0; r < R; ++r) {
-    store(a + (r0 + r) * kKdaChunk, sum_a[r]);
-    store(b + (r0 + r) * kKdaChunk, sum_b[r]);
+    store(a + Stride{r0 + r} * kKdaChunk, sum_a[r]);
+    store(b + Stride{r0 + r} * kKdaChunk, sum_b[r]);
   }
 }
 
@@ -152,66 +152,12 @@ inline void state_product(const KdaShape& shape, const ChunkRows& c, const float
     }
 }
 
-// start * scale + sum over j < count of coefficient[j] * u_j, for C vectors of channels.
-template <int C>
-inline void add_corrected(const float* start, float scale, const float* coefficient, int count, const float* u,
-                          Stride u_row, V16 (&acc)[C]) {
-  for (int c = 0; c < C; ++c) acc[c] = mul(load(start + c * kLanes), set1(scale));
-  for (int j = 0; j < count; ++j) {
-    const V16 a = set1(coefficient[j]);
-    for (int c = 0; c < C; ++c) acc[c] = fma(a, load(u + j * u_row + c * kLanes), acc[c]);
-  }
-}
-
 // What takes the centre out of a product of decayed rows and S.
 inline float uncentre(const KdaShape& shape) {
   return shape.bounded ? 1.0F / kKdaCentre : 1.0F;
 }
 
-// Forward substitution: u_i = beta_i (v_i - (k_i e^{G_i} S + sum a_ij u_j)). `residual`, when not null, keeps the
-// bracket [16][value_dim] for the backward pass.
-template <int C>
-inline void corrected_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                              int column, float* residual) {
-  const Stride dim = shape.value_dim;
-  const float* product = w.product + column;
-  const float* v = c.v + column;
-  const float scale = uncentre(shape);
-  float* u = open.u + column;
-  float* to = u + c.i0 * dim;
-  if (residual != nullptr) residual += c.i0 * dim + column;
-  for (int r = 0; r < c.n; ++r) {
-    V16 acc[C];
-    add_corrected<C>(product, scale, w.pairs + r * kKdaChunk, c.i0 + r, u, dim, acc);
-    const V16 beta = set1(c.beta[r * c.beta_stride]);
-    for (int x = 0; x < C; ++x) acc[x] = sub(load(v + x * kLanes), acc[x]);
-    if (residual != nullptr)
-      for (int x = 0; x < C; ++x) store(residual + r * dim + x * kLanes, acc[x]);
-    for (int x = 0; x < C; ++x) store(to + x * kLanes, mul(beta, acc[x]));
-    product += dim;
-    v += c.value_stride;
-    to += dim;
-  }
-}
-
-template <int C>
-inline void output_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                           int column, float* out) {
-  const Stride dim = shape.value_dim;
-  const float* product = w.product + c.n * dim + column;
-  const float scale = uncentre(shape);
-  const float* u = open.u + column;
-  out += column;
-  for (int r = 0; r < c.n; ++r) {
-    V16 acc[C];
-    add_corrected<C>(product, scale, w.pairs + (c.n + r) * kKdaChunk, c.i0 + r + 1, u, dim, acc);
-    for (int x = 0; x < C; ++x) store(out + x * kLanes, acc[x]);
-    product += dim;
-    out += c.value_stride;
-  }
-}
-
-// Body{}(std::integral_constant-like width, column) over blocks of 4 and of 1 vectors.
+// Body{}(Width<vectors>, column) over blocks of columns whose sums for four rows fit the registers.
 template <int N>
 struct Width {
   static constexpr int value = N;
@@ -219,9 +165,90 @@ struct Width {
 template <class Body>
 inline void for_columns(int dim, Body body) {
   int column = 0;
+#if defined(__AVX512F__)
   for (; column + 4 * kLanes <= dim; column += 4 * kLanes) body(Width<4>{}, column);
   for (; column + 2 * kLanes <= dim; column += 2 * kLanes) body(Width<2>{}, column);
+#endif
   for (; column < dim; column += kLanes) body(Width<1>{}, column);
+}
+
+// acc[r] = product of row r with S, the centre taken out.
+template <int R, int C>
+inline void start_rows(const KdaShape& shape, const float* product, V16 (&acc)[R][C]) {
+  const V16 scale = set1(uncentre(shape));
+  for (int r = 0; r < R; ++r)
+    for (int x = 0; x < C; ++x) acc[r][x] = mul(load(product + r * shape.value_dim + x * kLanes), scale);
+}
+
+// Forward substitution for rows r0 .. r0+R-1: u_i = beta_i (v_i - (k_i e^{G_i} S + sum a_ij u_j)). What earlier rows
+// add comes as a tile, what the block's own rows add follows, still ascending in j. `residual`, when not null, keeps
+// the bracket [16][value_dim] for the backward pass.
+template <int R, int C>
+inline void correct_rows(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                         int r0, int column, float* residual) {
+  const Stride dim = shape.value_dim;
+  const int before = c.i0 + r0;
+  const float* a = w.pairs + Stride{r0} * kKdaChunk;
+  float* u = open.u + column;
+  V16 acc[R][C];
+  start_rows(shape, w.product + r0 * dim + column, acc);
+  accumulate(acc, {a, kKdaChunk, 1}, u, dim, before);
+  for (int r = 0; r < R; ++r) {
+    const V16 beta = set1(c.beta[(r0 + r) * c.beta_stride]);
+    const float* v = c.v + (r0 + r) * c.value_stride + column;
+    V16 corrected[C];
+    for (int x = 0; x < C; ++x) {
+      const V16 rest = sub(load(v + x * kLanes), acc[r][x]);
+      if (residual != nullptr) store(residual + (before + r) * dim + column + x * kLanes, rest);
+      corrected[x] = mul(beta, rest);
+    }
+    for (int x = 0; x < C; ++x) store(u + (before + r) * dim + x * kLanes, corrected[x]);
+    for (int l = r + 1; l < R; ++l) {
+      const V16 pair = set1(a[l * kKdaChunk + before + r]);
+      for (int x = 0; x < C; ++x) acc[l][x] = fma(pair, corrected[x], acc[l][x]);
+    }
+  }
+}
+
+// o_i = q_i e^{G_i} S + sum over j <= i of b_ij u_j, for rows r0 .. r0+R-1.
+template <int R, int C>
+inline void output_rows(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w, int r0,
+                        int column, float* out) {
+  const Stride dim = shape.value_dim;
+  const int common = c.i0 + r0 + 1;
+  const float* b = w.pairs + Stride{c.n + r0} * kKdaChunk;
+  const float* u = open.u + column;
+  V16 acc[R][C];
+  start_rows(shape, w.product + (c.n + r0) * dim + column, acc);
+  accumulate(acc, {b, kKdaChunk, 1}, u, dim, common);
+  for (int r = 1; r < R; ++r)
+    for (int l = r; l < R; ++l) {
+      const int j = common + r - 1;
+      const V16 pair = set1(b[l * kKdaChunk + j]);
+      for (int x = 0; x < C; ++x) acc[l][x] = fma(pair, load(u + j * dim + x * kLanes), acc[l][x]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int x = 0; x < C; ++x) store(out + (r0 + r) * c.value_stride + column + x * kLanes, acc[r][x]);
+}
+
+inline void correct(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                    float* residual) {
+  for_columns(shape.value_dim, [&](auto width, int column) {
+    constexpr int C = decltype(width)::value;
+    int r = 0;
+    for (; r + 4 <= c.n; r += 4) correct_rows<4, C>(shape, c, open, w, r, column, residual);
+    for (; r < c.n; ++r) correct_rows<1, C>(shape, c, open, w, r, column, residual);
+  });
+}
+
+inline void output(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                   float* out) {
+  for_columns(shape.value_dim, [&](auto width, int column) {
+    constexpr int C = decltype(width)::value;
+    int r = 0;
+    for (; r + 4 <= c.n; r += 4) output_rows<4, C>(shape, c, open, w, r, column, out);
+    for (; r < c.n; ++r) output_rows<1, C>(shape, c, open, w, r, column, out);
+  });
 }
 
 inline void decay_and_pairs(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
@@ -230,13 +257,6 @@ inline void decay_and_pairs(const KdaShape& shape, const ChunkRows& c, const Ope
   else
     decay_unbounded(shape, c, open, w);
   pair_products(shape, c, open, w);
-}
-
-inline void correct(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                    float* residual) {
-  for_columns(shape.value_dim, [&](auto width, int column) {
-    corrected_columns<decltype(width)::value>(shape, c, open, w, column, residual);
-  });
 }
 
 // e^{G_15} [key_dim] and k_j e^{G_15 - G_j} [key_dim][16] of a full chunk.
@@ -257,20 +277,28 @@ inline void commit_factors(const KdaShape& shape, const OpenChunk& open, int d, 
   }
 }
 
-// S = e^{G_15} S + sum over j of (k_j e^{G_15 - G_j}) u_j, 16 channels of the key at a time, so that the scaled rows
-// are still in the first-level cache when the products are added.
+// S = e^{G_15} S + sum over j of (k_j e^{G_15 - G_j}) u_j.
 inline void commit_chunk(const KdaShape& shape, const OpenChunk& open, float* s) {
-  const int dim = shape.value_dim;
+  constexpr int R = 4;
+  const Stride dim = shape.value_dim;
   for (int d = 0; d < shape.key_dim; d += kLanes) {
     alignas(64) float kr[kLanes * kKdaChunk];
     alignas(64) float decay[kLanes];
     V16 decay16;
     commit_factors(shape, open, d, decay16, kr);
     store(decay, decay16);
-    float* block = s + d * dim;
-    for (int i = 0; i < kLanes; ++i)
-      for (int c = 0; c < dim; c += kLanes) store(block + i * dim + c, mul(set1(decay[i]), load(block + i * dim + c)));
-    product(kLanes, dim, kKdaChunk, {kr, kKdaChunk, 1}, open.u, dim, block, dim, Start::out);
+    for_columns(shape.value_dim, [&](auto width, int column) {
+      constexpr int C = decltype(width)::value;
+      for (int i = 0; i < kLanes; i += R) {
+        float* block = s + (d + i) * dim + column;
+        V16 acc[R][C];
+        for (int r = 0; r < R; ++r)
+          for (int x = 0; x < C; ++x) acc[r][x] = mul(set1(decay[i + r]), load(block + r * dim + x * kLanes));
+        accumulate(acc, {kr + i * kKdaChunk, kKdaChunk, 1}, open.u + column, dim, kKdaChunk);
+        for (int r = 0; r < R; ++r)
+          for (int x = 0; x < C; ++x) store(block + r * dim + x * kLanes, acc[r][x]);
+      }
+    });
   }
 }
 
@@ -283,8 +311,7 @@ inline void forward_chunk(const KdaShape& shape, const ChunkRows& c, float* stat
   decay_and_pairs(shape, c, open, w);
   state_product(shape, c, state, w);
   correct(shape, c, open, w, nullptr);
-  for_columns(shape.value_dim,
-              [&](auto width, int column) { output_columns<decltype(width)::value>(shape, c, open, w, column, out); });
+  output(shape, c, open, w, out);
   if (c.i0 + c.n < kKdaChunk) return;
   commit_chunk(shape, open, state);
   // A state holds nothing of a closed chunk: equal prefixes give equal bytes, however they were cut.
