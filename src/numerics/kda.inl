@@ -14,7 +14,6 @@ namespace {
 // Rows i0 .. i0+n-1 of one chunk of one head. Row r of q, k, g is at r * key_stride, of v and out at r * value_stride.
 struct ChunkRows {
   int i0, n;
-  std::int64_t left;  // rows from here to the end of the call
   const float *q, *k, *v, *g, *beta;
   Stride key_stride, value_stride, beta_stride;
 };
@@ -116,40 +115,6 @@ inline void pair_products(const KdaShape& shape, const ChunkRows& c, const OpenC
   int r = 0;
   for (; r + 4 <= c.n; r += 4) pairs_unbounded<4>(shape, c, open, r, w.pairs, b);
   for (; r < c.n; ++r) pairs_unbounded<1>(shape, c, open, r, w.pairs, b);
-}
-
-// The same row of the next chunk, on its way to the second-level cache while this chunk is computed: rows of many heads
-// lie too far apart for the hardware to guess, and asking for all of them at once would fill the queue of misses.
-inline void prefetch_next(const KdaShape& shape, const ChunkRows& c, int r) {
-  if (r + kKdaChunk >= c.left) return;
-  const auto fetch = [](const float* row, int dim) {
-    for (int d = 0; d < dim; d += kLanes) __builtin_prefetch(row + d, 0, 2);
-  };
-  const Stride key = (r + kKdaChunk) * c.key_stride;
-  fetch(c.q + key, shape.key_dim);
-  fetch(c.k + key, shape.key_dim);
-  fetch(c.g + key, shape.key_dim);
-  fetch(c.v + (r + kKdaChunk) * c.value_stride, shape.value_dim);
-}
-
-// decayed rows times S. A block of 64 rows of S stays in the first-level cache while all decayed rows pass over it.
-inline void state_product(const KdaShape& shape, const ChunkRows& c, const float* s, ChunkScratch& w) {
-  constexpr int kRows = 8;
-  constexpr int kKeys = 64;
-  const int dim = shape.key_dim;
-  const int rows = 2 * c.n;
-  const int pieces = (rows + kRows - 1) / kRows * ((dim + kKeys - 1) / kKeys);
-  const int keys = c.n == 1 ? dim : kKeys;  // decode: one pass over S
-  int piece = 0;
-  for (int k = 0; k < dim; k += keys)
-    for (int r = 0; r < rows; r += kRows) {
-      const Elements x{w.decayed + r * dim + k, dim, 1};
-      product(rows - r < kRows ? rows - r : kRows, shape.value_dim, dim - k < keys ? dim - k : keys, x,
-              s + k * shape.value_dim, shape.value_dim, w.product + r * shape.value_dim, shape.value_dim,
-              k == 0 ? Start::zero : Start::out);
-      for (int next = c.n * piece / pieces; next < c.n * (piece + 1) / pieces; ++next) prefetch_next(shape, c, next);
-      ++piece;
-    }
 }
 
 // What takes the centre out of a product of decayed rows and S.
@@ -309,7 +274,8 @@ inline void forward_chunk(const KdaShape& shape, const ChunkRows& c, float* stat
   const OpenChunk open{state + layout.keys, state + layout.corrected, state + layout.gates};
   if (c.i0 == 0 && entry_state != nullptr) std::memcpy(entry_state, state, layout.keys * sizeof(float));
   decay_and_pairs(shape, c, open, w);
-  state_product(shape, c, state, w);
+  product(2 * c.n, shape.value_dim, shape.key_dim, {w.decayed, shape.key_dim, 1}, state, shape.value_dim, w.product,
+          shape.value_dim);
   correct(shape, c, open, w, nullptr);
   output(shape, c, open, w, out);
   if (c.i0 + c.n < kKdaChunk) return;
@@ -331,32 +297,28 @@ void kda_forward(const KdaShape& shape, int head_begin, int head_end, std::int64
   const KdaStateLayout layout(shape);
   const int together = heads_together(layout.size);
   ChunkScratch w;
-  for (int first = head_begin; first < head_end; first += together)
-    for (std::int64_t r = 0; r < rows;) {
-      const int i0 = static_cast<int>((position + r) % kKdaChunk);
-      const int n = static_cast<int>(rows - r < kKdaChunk - i0 ? rows - r : kKdaChunk - i0);
-      for (int h = first; h < head_end && h < first + together; ++h) {
+  ChunkRows c{};
+  c.key_stride = Stride{shape.heads} * shape.key_dim;
+  c.value_stride = Stride{shape.heads} * shape.value_dim;
+  c.beta_stride = shape.heads;
+  for (int first = head_begin; first < head_end; first += together) {
+    const int last = head_end - first < together ? head_end : first + together;
+    for (std::int64_t r = 0; r < rows; r += c.n) {
+      c.i0 = static_cast<int>((position + r) % kKdaChunk);
+      c.n = static_cast<int>(rows - r < kKdaChunk - c.i0 ? rows - r : kKdaChunk - c.i0);
+      for (int h = first; h < last; ++h) {
         const Stride at = r * shape.heads + h;
-        const Stride key = at * shape.key_dim;
-        const Stride value = at * shape.value_dim;
-        const ChunkRows c{i0,
-                          n,
-                          rows - r,
-                          q + key,
-                          k + key,
-                          v + value,
-                          g + key,
-                          beta + at,
-                          Stride{shape.heads} * shape.key_dim,
-                          Stride{shape.heads} * shape.value_dim,
-                          shape.heads};
-        const std::int64_t chunk = (position + r) / kKdaChunk * shape.heads + h;
-        forward_chunk(shape, c, state + static_cast<std::size_t>(h) * layout.size, out + value,
-                      chunk_states != nullptr ? chunk_states + static_cast<std::size_t>(chunk) * layout.keys : nullptr,
-                      w);
+        c.q = q + at * shape.key_dim;
+        c.k = k + at * shape.key_dim;
+        c.g = g + at * shape.key_dim;
+        c.v = v + at * shape.value_dim;
+        c.beta = beta + at;
+        const auto chunk = static_cast<std::size_t>((position + r) / kKdaChunk * shape.heads + h);
+        forward_chunk(shape, c, state + static_cast<std::size_t>(h) * layout.size, out + at * shape.value_dim,
+                      chunk_states != nullptr ? chunk_states + chunk * layout.keys : nullptr, w);
       }
-      r += n;
     }
+  }
 }
 
 }  // namespace
