@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/base.hpp"
+#include "model/json.hpp"
 #include "model/model.hpp"
 #include "model/safetensors.hpp"
 
@@ -45,8 +47,8 @@ Adapter::Adapter(const Model& model, int rank, float alpha)
 
 void Adapter::set(ParameterId id, std::span<const float> a, std::span<const float> b) {
   const Parameter& p = model_.parameter(id);
-  const std::int64_t out = p.shape[0], in = p.shape[1];
   if (!p.adaptable) fail(ErrorCode::not_supported, "{} takes no adapter", p.name);
+  const std::int64_t out = p.shape[0], in = p.shape[1];
   if (static_cast<std::int64_t>(a.size()) != rank_ * in || static_cast<std::int64_t>(b.size()) != out * rank_)
     fail(ErrorCode::internal, "{}: adapter of {} and {} values, expected {} and {}", p.name, a.size(), b.size(),
          rank_ * in, out * rank_);
@@ -130,26 +132,28 @@ void save_adapter(const Model& model, const AdapterValues& values, const std::fi
 
 AdapterValues load_adapter(const Model& model, const std::filesystem::path& folder) {
   const std::string config_path = (folder / "adapter_config.json").string();
-  const json config = json::parse(read_file(config_path, 1 << 20), nullptr, false);
-  if (config.is_discarded() || !config.is_object()) fail(ErrorCode::corrupt_data, "{}: not a JSON object", config_path);
-  if (config.value("peft_type", "") != "LORA")
-    fail(ErrorCode::not_supported, "{}: peft_type must be LORA", config_path);
+  const json config = parse_json(read_file(config_path, 1 << 20), config_path);
+  if (!config.is_object()) fail(ErrorCode::corrupt_data, "{}: expected an object", config_path);
+  const auto value_of = [&](const char* key) { return config.contains(key) ? config[key] : json(); };
+  if (value_of("peft_type") != "LORA")
+    fail(ErrorCode::not_supported, "{}: peft_type = {}: expected \"LORA\"", config_path, value_of("peft_type").dump());
   for (const char* flag : {"use_dora", "use_rslora", "fan_in_fan_out"})
     if (config.contains(flag) && config[flag] != false)
-      fail(ErrorCode::not_supported, "{}: {} is not supported", config_path, flag);
-  if (!config.contains("r") || !config["r"].is_number_integer())
-    fail(ErrorCode::corrupt_data, "{}: r is missing", config_path);
+      fail(ErrorCode::not_supported, "{}: {} = {} is not supported", config_path, flag, config[flag].dump());
+  const json rank = value_of("r"), alpha = value_of("lora_alpha");
+  if (!rank.is_number_integer() || rank < 1 || rank > 1024)
+    fail(ErrorCode::corrupt_data, "{}: r = {}: expected a whole number from 1 to 1024", config_path, rank.dump());
+  if (!alpha.is_number() || !(alpha > 0) || !(alpha < 1e6))
+    fail(ErrorCode::corrupt_data, "{}: lora_alpha = {}: expected a number above 0", config_path, alpha.dump());
   AdapterValues values;
-  values.rank = config["r"].get<int>();
-  values.alpha = config.value("lora_alpha", 0.0F);
-  if (values.rank < 1 || values.rank > 1024 || !(values.alpha > 0))
-    fail(ErrorCode::corrupt_data, "{}: r = {}, lora_alpha = {}", config_path, values.rank, values.alpha);
+  values.rank = rank.get<int>();
+  values.alpha = alpha.get<float>();
   const SafetensorsFile file(folder / "adapter_model.safetensors");
   const auto contract = file.metadata().find("tidelock_contract");
   if (contract != file.metadata().end() && contract->second != numerics::kContractName)
     fail(ErrorCode::mismatch, "{}: made under contract {}, this build is {}", file.path().string(), contract->second,
          numerics::kContractName);
-  std::size_t used = 0;
+  std::set<std::string> used;
   for (const ParameterId id : adaptable_parameters(model)) {
     const Parameter& p = model.parameter(id);
     const auto a = file.tensors().find(peft_module(p.name) + ".lora_A.weight");
@@ -159,15 +163,13 @@ AdapterValues load_adapter(const Model& model, const std::filesystem::path& fold
       fail(ErrorCode::corrupt_data, "{}: {} has only one of lora_A and lora_B", file.path().string(), p.name);
     values.pairs.push_back(
         {id, read_f32(a->second, {values.rank, p.shape[1]}), read_f32(b->second, {p.shape[0], values.rank})});
-    used += 2;
+    used.insert(a->first);
+    used.insert(b->first);
   }
-  if (used != file.tensors().size())
-    for (const auto& [name, tensor] : file.tensors()) {
-      const bool known = std::any_of(values.pairs.begin(), values.pairs.end(), [&](const auto& pair) {
-        return name.starts_with(peft_module(model.parameter(pair.id).name) + ".lora_");
-      });
-      if (!known) fail(ErrorCode::corrupt_data, "{}: {} does not belong to this model", file.path().string(), name);
-    }
+  // A tensor that is left out silently (of another model, of DoRA, of a frozen map) would be another adapter.
+  for (const auto& [name, tensor] : file.tensors())
+    if (!used.contains(name))
+      fail(ErrorCode::corrupt_data, "{}: {} does not belong to an adapter of this model", file.path().string(), name);
   const auto hash = file.metadata().find("tidelock_sha256");
   if (hash != file.metadata().end() && hash->second != values.sha256(model))
     fail(ErrorCode::mismatch, "{}: its values do not match the hash it was saved with", file.path().string());

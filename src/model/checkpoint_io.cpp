@@ -58,11 +58,22 @@ void check_all_known(const Model& model, const Checkpoint& checkpoint) {
     spdlog::warn("{}: {} vision tensors are left out; this build runs text only", checkpoint.path().string(), vision);
 }
 
+// Files of other programs name no contract; one that names another was made under other numerics (contract rule 12).
+void check_contract(const Checkpoint& checkpoint) {
+  for (const auto& file : checkpoint.files()) {
+    const auto contract = file->metadata().find("tidelock_contract");
+    if (contract != file->metadata().end() && contract->second != numerics::kContractName)
+      fail(ErrorCode::mismatch, "{}: made under contract {}, this build is {}", file->path().string(), contract->second,
+           numerics::kContractName);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::filesystem::path& folder, bool for_training, const ValueSink& raw) {
   auto model = std::make_unique<Model>(load_config(folder), for_training);
   const Checkpoint checkpoint(folder);
+  check_contract(checkpoint);
   check_all_known(*model, checkpoint);
   for (std::size_t i = 0; i < model->parameters().size(); ++i) {
     const auto id = static_cast<ParameterId>(i);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/base.hpp"
+#include "model/json.hpp"
 
 namespace tidelock::model {
 namespace {
@@ -33,7 +34,6 @@ const std::set<std::string>& ignored_keys() {
                                              "tensor_prefix",
                                              "quantization_config",
                                              "num_nextn_predict_layers",
-                                             "moe_layer_freq",
                                              "aux_loss_alpha",
                                              "seq_aux",
                                              "ep_size",
@@ -103,6 +103,11 @@ class Reader {
     if (!(x > -1e30F && x < 1e30F)) fail(ErrorCode::invalid_argument, "{}: {} is not finite", where_, *names.begin());
     return x;
   }
+  float positive(std::initializer_list<const char*> names, float fallback) {
+    const float x = number(names, fallback);
+    if (!(x > 0)) fail(ErrorCode::invalid_argument, "{}: {} = {}: expected above 0", where_, *names.begin(), x);
+    return x;
+  }
   bool flag(std::initializer_list<const char*> names, bool fallback) {
     const json* value = find(names);
     if (value == nullptr) return fallback;
@@ -121,14 +126,16 @@ class Reader {
     const json* value = find(names);
     std::vector<int> out;
     if (value == nullptr) return out;
-    if (value->is_number_integer()) return {value->get<int>()};
+    const auto one = [&](const json& x) {
+      if (!x.is_number_integer() || x < -1 || x > (1 << 30))
+        fail(ErrorCode::invalid_argument, "{}: {} holds {}: expected whole numbers", where_, *names.begin(), x.dump());
+      return x.get<int>();
+    };
+    if (value->is_number()) return {one(*value)};
     if (!value->is_array())
-      fail(ErrorCode::invalid_argument, "{}: {}: expected a list of whole numbers", where_, *names.begin());
-    for (const auto& x : *value) {
-      if (!x.is_number_integer())
-        fail(ErrorCode::invalid_argument, "{}: {}: {} is not a whole number", where_, *names.begin(), x.dump());
-      out.push_back(x.get<int>());
-    }
+      fail(ErrorCode::invalid_argument, "{}: {} = {}: expected a list of whole numbers", where_, *names.begin(),
+           value->dump().substr(0, 80));
+    for (const auto& x : *value) out.push_back(one(x));
     return out;
   }
 
@@ -154,16 +161,8 @@ class Reader {
   std::set<std::string> used_;
 };
 
-json parse_json(std::string_view text, const std::string& source) {
-  // A depth limit first: nlohmann's parser is iterative, its destructor and our walk are not.
-  int depth = 0;
-  for (const char c : text) {
-    if (c == '{' || c == '[') ++depth;
-    if (c == '}' || c == ']') --depth;
-    if (depth > 64) fail(ErrorCode::invalid_argument, "{}: nested deeper than 64 levels", source);
-  }
-  json parsed = json::parse(text, nullptr, false);
-  if (parsed.is_discarded()) fail(ErrorCode::invalid_argument, "{}: not valid JSON", source);
+json read_root(std::string_view text, const std::string& source) {
+  json parsed = parse_json(text, source, {.bytes = 16 << 20, .code = ErrorCode::invalid_argument});
   if (!parsed.is_object()) fail(ErrorCode::invalid_argument, "{}: expected a JSON object", source);
   return parsed;
 }
@@ -223,7 +222,7 @@ void read_mla(Reader& r, Config& config) {
   m.extra = r.size({"qk_rope_head_dim"});
   m.value = r.size({"v_head_dim"});
   m.output_gate = r.flag({"mla_use_output_gate"}, false);
-  m.latent_eps = r.number({"mla_latent_norm_eps"}, 1e-6F);
+  m.latent_eps = r.positive({"mla_latent_norm_eps"}, 1e-6F);
   r.require({"mla_use_nope"}, true);
 }
 
@@ -232,7 +231,7 @@ void read_index(const json& object, const std::string& where, const std::vector<
   config.index.heads = r.size({"index_n_heads", "n_heads", "num_heads"});
   config.index.dim = r.size({"index_head_dim", "head_dim"});
   config.index.top_k = r.size({"index_topk", "top_k", "topk"});
-  config.index.eps = r.number({"index_norm_eps", "norm_eps"}, config.rms_eps);
+  config.index.eps = r.positive({"index_norm_eps", "norm_eps"}, config.rms_eps);
   r.require({"index_rope"}, false);
   std::vector<int> layers = r.integers({"layers", "dsa_layers"});
   r.finish({});
@@ -254,11 +253,13 @@ void read_experts(Reader& r, int layer_count, Config& config) {
   e.latent_norm = r.flag({"latent_moe_use_norm"}, false);
   e.shared = r.size({"num_shared_experts", "n_shared_experts"}, 0);
   e.renormalize = r.flag({"moe_renormalize", "norm_topk_prob"}, true);
-  e.scale = r.number({"routed_scaling_factor"}, 1.0F);
+  e.scale = r.positive({"routed_scaling_factor"}, 1.0F);
   r.require({"moe_router_activation_func", "scoring_func"}, "sigmoid");
   r.require({"num_expert_group", "n_group"}, 1);
   r.require({"topk_group"}, 1);
-  r.find({"use_grouped_topk", "topk_method"});
+  r.require({"moe_layer_freq"}, 1);
+  r.find({"use_grouped_topk"});
+  r.require({"topk_method"}, "noaux_tc");
   if (e.count == 0) return;
   if (e.top_k < 1 || e.top_k > std::min(e.count, 64))
     fail(ErrorCode::invalid_argument, "{}: num_experts_per_token = {}: expected 1 to {}", r.where(), e.top_k,
@@ -266,6 +267,26 @@ void read_experts(Reader& r, int layer_count, Config& config) {
   if (e.intermediate == 0) fail(ErrorCode::invalid_argument, "{}: moe_intermediate_size is missing", r.where());
   if (e.latent_norm && e.latent == 0)
     fail(ErrorCode::invalid_argument, "{}: latent_moe_use_norm without routed_expert_hidden_size", r.where());
+}
+
+// Widths that are products of keys: each must stay a size like any other, or the int that holds it overflows.
+void check_products(const Config& c, const std::string& where) {
+  const auto check = [&](const char* what, std::int64_t a, std::int64_t b) {
+    if (a * b > 1 << 26)
+      fail(ErrorCode::invalid_argument, "{}: {} = {} x {}: expected at most {}", where, what, a, b, 1 << 26);
+  };
+  check("linear_attn_config: num_heads x head_dim", c.kda.heads, c.kda.head_dim);
+  check("num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)", c.mla.heads,
+        std::int64_t{c.mla.nope} + c.mla.extra);
+  check("num_attention_heads x (qk_nope_head_dim + v_head_dim)", c.mla.heads, std::int64_t{c.mla.nope} + c.mla.value);
+  check("num_attention_heads x (kv_lora_rank + qk_rope_head_dim)", c.mla.heads,
+        std::int64_t{c.mla.latent} + c.mla.extra);
+  check("dsa_config: index_n_heads x index_head_dim", c.index.heads, c.index.dim);
+  check("num_shared_experts x moe_intermediate_size", c.experts.shared, c.experts.intermediate);
+  // The live stream is a source beside the banked ones, and a mix takes 32.
+  if (c.residual_block != 0 && (c.layer_count() - 1) / c.residual_block + 2 > 32)
+    fail(ErrorCode::not_supported, "{}: attn_res_block_size = {}: {} layers would bank more than 31 blocks", where,
+         c.residual_block, c.layer_count());
 }
 
 // Where no dtype is given it is float32, as in transformers; a nested text_config inherits the outer one.
@@ -279,7 +300,7 @@ Format read_format(Reader& r, const std::string& inherited) {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& source) {
-  const json root = parse_json(text, source);
+  const json root = read_root(text, source);
   const bool nested = root.contains("text_config");
   Reader r(nested ? root.at("text_config") : root, nested ? source + ": text_config" : source);
   Config config;
@@ -287,20 +308,19 @@ Config parse_config(std::string_view text, const std::string& source) {
   config.vocab = r.size({"vocab_size"});
   const int layer_count = static_cast<int>(r.integer({"num_hidden_layers"}, 1, 4096));
   config.intermediate = r.size({"intermediate_size"});
-  config.rms_eps = r.number({"rms_norm_eps"}, 1e-5F);
+  config.rms_eps = r.positive({"rms_norm_eps"}, 1e-5F);
   config.max_context = r.integer({"model_max_length", "max_position_embeddings"}, 1, std::int64_t{1} << 40, 1 << 20);
-  config.tied_head = r.flag({"tie_word_embeddings"}, false);
   config.residual_block = r.size({"attn_res_block_size"}, 0);
   const std::string act = r.text({"hidden_act"}, "silu");
   if (act != "silu" && act != "situ")
     fail(ErrorCode::not_supported, "{}: hidden_act = {}: expected silu or situ", r.where(), act);
   config.activation = act == "situ" ? Activation::situ : Activation::silu;
-  config.situ_beta = r.number({"activation_situ_beta"}, 4);
-  config.situ_linear_beta = r.number({"activation_situ_linear_beta"}, 25);
-  std::string inherited = "float32";
-  for (const char* key : {"torch_dtype", "dtype"})
-    if (nested && root.contains(key) && root.at(key).is_string()) inherited = root.at(key).get<std::string>();
-  config.format = read_format(r, inherited);
+  config.situ_beta = r.positive({"activation_situ_beta"}, 4);
+  config.situ_linear_beta = r.positive({"activation_situ_linear_beta"}, 25);
+  Reader outer(root, source);  // what a nested text_config does not say, the outer object may
+  config.tied_head = r.flag({"tie_word_embeddings"}, nested && outer.flag({"tie_word_embeddings"}, false));
+  const std::string outer_dtype = nested ? outer.text({"torch_dtype", "dtype"}, "float32") : "float32";
+  config.format = read_format(r, outer_dtype);
   const json* linear = r.find({"linear_attn_config"});
   if (linear == nullptr) fail(ErrorCode::invalid_argument, "{}: linear_attn_config is missing", r.where());
   std::vector<int> full_layers;
@@ -309,16 +329,15 @@ Config parse_config(std::string_view text, const std::string& source) {
   if (const json* dsa = r.find({"dsa_config"})) read_index(*dsa, r.where(), full_layers, config);
   read_experts(r, layer_count, config);
   config.end_tokens = r.integers({"eos_token_id"});
+  if (nested && config.end_tokens.empty()) config.end_tokens = outer.integers({"eos_token_id"});
   for (const int token : config.end_tokens)
     if (token < 0 || token >= config.vocab)
       fail(ErrorCode::invalid_argument, "{}: eos_token_id {} is outside the vocabulary of {}", r.where(), token,
            config.vocab);
+  check_products(config, r.where());
   r.finish(ignored_keys());
   if (nested) {
-    Reader outer(root, source);
     outer.find({"text_config"});
-    outer.find({"tie_word_embeddings"});
-    outer.find({"torch_dtype", "dtype"});
     outer.find({"eos_token_id"});
     outer.finish(ignored_keys());
   }

@@ -64,6 +64,7 @@ class Checkpoint {
   const TensorInfo& at(const std::string& name) const;    // throws Error{not_found} naming the tensor and the folder
   std::vector<std::string> names() const;                 // sorted
   const std::filesystem::path& path() const { return path_; }
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
  private:
   void open_index(const std::filesystem::path& index);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <numeric>
 
@@ -11,22 +12,23 @@ namespace {
 
 constexpr std::int64_t kLogitRows = 128;  // rows whose logits are held at once
 
-// Lets threads finish in any order but add their results in ascending index order.
+// Lets threads finish in any order but add their results in ascending index order. Once a micro-batch has failed, all
+// that wait fail with its exception: whichever thread the team hears first, the caller learns the cause.
 class Turnstile {
  public:
   void wait(std::int64_t index) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return broken_ || next_ == index; });
-    if (broken_) fail(ErrorCode::internal, "another micro-batch failed");
+    changed_.wait(lock, [&] { return error_ != nullptr || next_ == index; });
+    if (error_ != nullptr) std::rethrow_exception(error_);
   }
   void pass() {
     const std::lock_guard lock(mutex_);
     ++next_;
     changed_.notify_all();
   }
-  void break_down() {
+  void break_down(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
-    broken_ = true;
+    if (error_ == nullptr) error_ = std::move(error);
     changed_.notify_all();
   }
 
@@ -34,7 +36,7 @@ class Turnstile {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::int64_t next_ = 0;
-  bool broken_ = false;
+  std::exception_ptr error_;
 };
 
 // Sequences [begin, end) of one micro-batch.
@@ -246,7 +248,7 @@ GradientResult GradientWorker::run(std::span<const TrainSequence> sequences, con
     try {
       one(begin);
     } catch (...) {
-      turnstile.break_down();
+      turnstile.break_down(std::current_exception());
       throw;
     }
   });

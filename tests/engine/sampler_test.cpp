@@ -1,0 +1,212 @@
+// Decisions of the engine as pure functions: what a step runs, and which token is drawn.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/base.hpp"
+#include "engine/engine.hpp"
+
+namespace tidelock::engine {
+namespace {
+
+// ---- plan_step ------------------------------------------------------------------------------------------------------
+
+std::vector<PlanInput> random_inputs() {
+  const auto pending = *rc::gen::container<std::vector<std::int64_t>>(
+      rc::gen::oneOf(rc::gen::just<std::int64_t>(1), rc::gen::inRange<std::int64_t>(1, 300)));
+  std::vector<PlanInput> inputs;
+  for (std::size_t i = 0; i < pending.size(); ++i) inputs.push_back({static_cast<SequenceId>(3 * i + 1), pending[i]});
+  return inputs;
+}
+
+RC_GTEST_PROP(PlanStep, KeepsItsBudgetAndItsOrder, ()) {
+  const auto inputs = random_inputs();
+  const auto budget = *rc::gen::inRange<std::int64_t>(1, 400);
+  const auto plan = plan_step(inputs, budget);
+  RC_ASSERT(plan.empty() == inputs.empty());
+  std::int64_t total = 0, pending = 0;
+  for (const auto& input : inputs) pending += input.pending;
+  std::set<SequenceId> seen;
+  bool prefilling = false;
+  SequenceId last = 0;
+  for (const auto& item : plan) {
+    const auto input =
+        std::find_if(inputs.begin(), inputs.end(), [&](const auto& i) { return i.sequence == item.sequence; });
+    RC_ASSERT(input != inputs.end());
+    RC_ASSERT(seen.insert(item.sequence).second);
+    RC_ASSERT(item.tokens >= 1 && item.tokens <= input->pending);
+    const bool prefill = input->pending > 1;
+    RC_ASSERT(prefill || !prefilling);  // decoding first
+    if (prefill && !prefilling) last = 0;
+    prefilling = prefill;
+    RC_ASSERT(item.sequence > last);  // in the given order
+    last = item.sequence;
+    total += item.tokens;
+  }
+  RC_ASSERT(total == std::min(budget, pending));  // nothing is left idle
+  // Only the last prefill is cut short.
+  for (std::size_t i = 0; i + 1 < plan.size(); ++i)
+    RC_ASSERT(plan[i].tokens == std::find_if(inputs.begin(), inputs.end(), [&](const auto& in) {
+                                  return in.sequence == plan[i].sequence;
+                                })->pending);
+}
+
+RC_GTEST_PROP(PlanStep, ASinglePromptIsNeverStarved, ()) {
+  const auto pending = *rc::gen::inRange<std::int64_t>(1, 1000);
+  const auto budget = *rc::gen::inRange<std::int64_t>(-3, 100);  // even of a budget that makes no sense
+  std::int64_t left = pending, steps = 0;
+  while (left > 0) {
+    const std::vector<PlanInput> input = {{4, left}};
+    const auto plan = plan_step(input, budget);
+    RC_ASSERT(plan.size() == 1U && plan[0].tokens >= 1);
+    left -= plan[0].tokens;
+    ++steps;
+  }
+  const std::int64_t each = std::max<std::int64_t>(budget, 1);
+  RC_ASSERT(steps == (pending + each - 1) / each);
+}
+
+TEST(PlanStep, NothingPendingIsNoWork) {
+  const std::vector<PlanInput> inputs = {{1, 0}, {2, 0}};
+  EXPECT_TRUE(plan_step(inputs, 10).empty());
+  EXPECT_TRUE(plan_step({}, 10).empty());
+}
+
+// ---- sample ---------------------------------------------------------------------------------------------------------
+
+// Logits whose soft-max is `probabilities`.
+std::vector<float> logits_of(const std::vector<double>& probabilities, double temperature = 1) {
+  std::vector<float> out;
+  for (const double p : probabilities) out.push_back(static_cast<float>(temperature * std::log(p) + 3));
+  return out;
+}
+
+std::vector<int> draw_many(const std::vector<float>& logits, SamplingParams p, int draws) {
+  std::vector<int> counts(logits.size());
+  for (int i = 0; i < draws; ++i) {
+    p.seed = static_cast<std::uint64_t>(i / 100);
+    ++counts[static_cast<std::size_t>(
+        sample(logits.data(), static_cast<std::int64_t>(logits.size()), p, static_cast<std::uint64_t>(i % 100)))];
+  }
+  return counts;
+}
+
+// Pearson's statistic over the tokens that may be drawn; a token that may not must have no draw.
+double chi_square(const std::vector<int>& counts, const std::vector<double>& probabilities) {
+  double draws = 0, sum = 0;
+  for (const int n : counts) draws += n;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (probabilities[i] == 0) {
+      EXPECT_EQ(counts[i], 0) << "token " << i << " was cut";
+      continue;
+    }
+    sum += std::pow(counts[i] - draws * probabilities[i], 2) / (draws * probabilities[i]);
+  }
+  return sum;
+}
+
+const std::vector<double> kSpread = {0.05, 0.4, 0.1, 0.25, 0.15, 0.05};
+constexpr double kBound = 30;  // with 5 degrees of freedom, passed by chance once in 70,000
+constexpr int kDraws = 20000;
+
+TEST(Sample, GreedyTakesTheLowerIdOfATie) {
+  SamplingParams p;
+  p.temperature = 0;
+  const std::vector<float> logits = {1, 5, -2, 5, 5, 0};
+  EXPECT_EQ(sample(logits.data(), 6, p, 0), 1);
+  const std::vector<float> flat(6, -3.5F);
+  EXPECT_EQ(sample(flat.data(), 6, p, 9), 0);
+}
+
+TEST(Sample, SameSeedAndCounterGiveTheSameToken) {
+  const auto logits = logits_of(std::vector<double>(50, 0.02));
+  SamplingParams p;
+  p.seed = 12;
+  std::vector<std::int32_t> first, again, other_seed;
+  for (std::uint64_t i = 0; i < 40; ++i) first.push_back(sample(logits.data(), 50, p, i));
+  for (std::uint64_t i = 40; i-- > 0;) again.insert(again.begin(), sample(logits.data(), 50, p, i));
+  p.seed = 13;
+  for (std::uint64_t i = 0; i < 40; ++i) other_seed.push_back(sample(logits.data(), 50, p, i));
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other_seed);
+  EXPECT_GT(std::set(first.begin(), first.end()).size(), 10U) << "the counter must matter";
+}
+
+TEST(Sample, FrequenciesFollowTheDistribution) {
+  const auto counts = draw_many(logits_of(kSpread), {}, kDraws);
+  EXPECT_LT(chi_square(counts, kSpread), kBound);
+  std::vector<double> wrong = kSpread;
+  std::swap(wrong[1], wrong[3]);
+  EXPECT_GT(chi_square(counts, wrong), kBound) << "the check must be able to fail";
+}
+
+TEST(Sample, TemperatureSharpensAndFlattens) {
+  for (const float temperature : {0.5F, 1.7F}) {
+    SamplingParams p;
+    p.temperature = temperature;
+    // Logits scaled by the temperature: the draw must follow kSpread again, and not what temperature 1 would give.
+    const auto logits = logits_of(kSpread, static_cast<double>(temperature));
+    EXPECT_LT(chi_square(draw_many(logits, p, kDraws), kSpread), kBound) << temperature;
+    EXPECT_GT(chi_square(draw_many(logits, {}, kDraws), kSpread), kBound) << temperature;
+  }
+}
+
+TEST(Sample, TopKKeepsTheMostLikely) {
+  SamplingParams p;
+  p.top_k = 1;
+  const auto logits = logits_of(kSpread);
+  for (std::uint64_t i = 0; i < 100; ++i) EXPECT_EQ(sample(logits.data(), 6, p, i), 1);
+  p.top_k = 3;  // of 0.4, 0.25, 0.15
+  EXPECT_LT(chi_square(draw_many(logits, p, kDraws), {0, 0.5, 0, 0.3125, 0.1875, 0}), kBound);
+  // Of equal tokens the lower ids stay: 0.05 stands at 0 and 5.
+  p.top_k = 5;
+  EXPECT_EQ(draw_many(logits, p, kDraws)[5], 0);
+  p.top_k = 100;
+  EXPECT_LT(chi_square(draw_many(logits, p, kDraws), kSpread), kBound);
+}
+
+// Powers of two: every partial sum and product is exact, so the cut can be checked at its very edge.
+TEST(Sample, TopPCutsExactly) {
+  const std::vector<float> logits(8, 2.0F);  // eight tokens of 1/8
+  SamplingParams p;
+  for (int kept = 1; kept <= 8; ++kept)
+    for (const int off : {-1, 0, 1}) {
+      p.top_p = static_cast<float>(kept) / 8;
+      if (off != 0) p.top_p = std::nextafter(p.top_p, off < 0 ? 0.0F : 2.0F);
+      if (p.top_p > 1) continue;
+      const int expected = off > 0 ? kept + 1 : kept;
+      const auto counts = draw_many(logits, p, 2000);
+      for (int token = 0; token < 8; ++token)
+        EXPECT_EQ(counts[static_cast<std::size_t>(token)] != 0, token < expected)
+            << "top_p " << kept << "/8, off " << off;
+    }
+  p.top_p = std::numeric_limits<float>::min();
+  EXPECT_EQ(draw_many(logits, p, 100)[0], 100) << "at least one token stays";
+}
+
+TEST(Sample, TopPIsTakenAfterTopK) {
+  SamplingParams p;
+  p.top_k = 3;     // 0.4, 0.25, 0.15: 0.5, 0.3125, 0.1875 of what is left
+  p.top_p = 0.6F;  // of the three
+  EXPECT_LT(chi_square(draw_many(logits_of(kSpread), p, kDraws), {0, 0.4 / 0.65, 0, 0.25 / 0.65, 0, 0}), kBound);
+}
+
+TEST(Sample, ExtremeLogitsStayInTheVocabulary) {
+  SamplingParams p;
+  for (const float temperature : {1e-30F, 1e-3F, 1.0F, 100.0F})
+    for (const float top_p : {0.5F, 1.0F}) {
+      p.temperature = temperature;
+      p.top_p = top_p;
+      const std::vector<float> logits = {-1e30F, 1e30F, 1e30F, -1e30F};
+      for (std::uint64_t i = 0; i < 50; ++i) {
+        const auto token = sample(logits.data(), 4, p, i);
+        EXPECT_TRUE(token == 1 || token == 2) << token << " at temperature " << temperature;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tidelock::engine
