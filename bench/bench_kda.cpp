@@ -51,9 +51,9 @@ Inputs make_inputs(const KdaShape& shape, std::int64_t rows) {
   return in;
 }
 
-// Head by head copies of the inputs, as the peers like them best: contiguous rows, e^g known.
+// Head by head copies of the inputs: contiguous rows, as the peers like them best.
 struct PeerInputs {
-  Floats q, k, v, decay, beta, s, out;
+  Floats q, k, v, g, beta, s, out;
 };
 
 Floats by_head(const Floats& x, std::int64_t rows, int dim) {
@@ -73,7 +73,6 @@ PeerInputs peer_inputs(const Inputs& in) {
                by_head(in.beta, kRows, 1),
                Floats(kHeads * kDim * kDim),
                {}};
-  for (float& g : p.decay) g = std::exp(g);
   p.out.resize(p.v.size());
   return p;
 }
@@ -86,7 +85,7 @@ RecurrenceHead peer_head(PeerInputs& p, std::int64_t head) {
           p.q.data() + row * kDim,
           p.k.data() + row * kDim,
           p.v.data() + row * kDim,
-          p.decay.data() + row * kDim,
+          p.g.data() + row * kDim,
           p.beta.data() + row,
           p.s.data() + head * kDim * kDim,
           p.out.data() + row * kDim};
@@ -124,7 +123,7 @@ std::vector<Measurement> prefill(int threads) {
   Floats state(kHeads * kda_head_state_floats(unbounded));
   Floats out(in.v.size());
   const auto run = [&](const KdaShape& shape) {
-    team.parallel(kHeads, 1, [&](std::int64_t begin, std::int64_t end) {
+    team.parallel(kHeads, (kHeads + threads - 1) / threads, [&](std::int64_t begin, std::int64_t end) {
       kda_forward(shape, static_cast<int>(begin), static_cast<int>(end), 0, kRows, in.q.data(), in.k.data(),
                   in.v.data(), in.g.data(), in.beta.data(), state.data(), out.data(), nullptr);
     });

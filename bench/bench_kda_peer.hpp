@@ -5,12 +5,12 @@
 
 namespace tidelock::bench {
 
-// One head, sizes multiples of 128 (value) and 16 (key). Rows of q, k, v, decay (e^g, computed by the caller for free)
-// are contiguous; beta [rows]; s [key_dim][value_dim].
+// One head, sizes multiples of 128 (value) and 16 (key, up to 256). Its rows of q, k, v, g are contiguous, as suits it
+// best; beta [rows]; s [key_dim][value_dim].
 struct RecurrenceHead {
   std::int64_t rows;
   int key_dim, value_dim;
-  const float *q, *k, *v, *decay, *beta;
+  const float *q, *k, *v, *g, *beta;
   float *s, *out;
 };
 

@@ -1,6 +1,6 @@
 // Included once per instruction set.
 #include "bench_kda_peer.hpp"
-#include "numerics/simd.hpp"
+#include "numerics/math.inl"
 
 namespace tidelock::bench {
 namespace {
@@ -13,12 +13,19 @@ constexpr int kBlock = 8;  // vectors of columns whose sums stay in registers
 constexpr int kBlock = 2;
 #endif
 
+constexpr int kMaxKeys = 256;
+
+inline void exponentials(const float* g, int n, float* decay) {
+  for (int d = 0; d < n; d += kLanes) store(decay + d, vexp(load(g + d)));
+}
+
 void two_passes(const RecurrenceHead& h) {
   const int dim = h.value_dim;
   for (std::int64_t t = 0; t < h.rows; ++t) {
     const float* k = h.k + t * h.key_dim;
     const float* q = h.q + t * h.key_dim;
-    const float* decay = h.decay + t * h.key_dim;
+    alignas(64) float decay[kMaxKeys];
+    exponentials(h.g + t * h.key_dim, h.key_dim, decay);
     for (int c = 0; c < dim; c += kBlock * kLanes) {
       V16 x[kBlock], o[kBlock];
       for (int i = 0; i < kBlock; ++i) x[i] = o[i] = set1(0.0F);
@@ -52,7 +59,8 @@ void one_pass(const RecurrenceHead& h) {
     for (std::int64_t t = 0; t < h.rows; ++t) {
       const float* k = h.k + t * h.key_dim;
       const float* q = h.q + t * h.key_dim;
-      const float* decay = h.decay + t * h.key_dim;
+      alignas(64) float decay[kMaxKeys];
+      exponentials(h.g + t * h.key_dim, h.key_dim, decay);
       V16 x[kBlock], o[kBlock];
       for (int i = 0; i < kBlock; ++i) x[i] = o[i] = set1(0.0F);
       float* s = h.s + c;

@@ -40,8 +40,9 @@ struct KdaShape {
 // whenever the position is a multiple of 16: equal prefixes have equal bytes.
 std::size_t kda_head_state_floats(const KdaShape& shape);
 
-// Rows [position, position + rows) of one sequence, for heads [head_begin, head_end).
-// q (L2-normalised and scaled), k (L2-normalised): [rows, heads, key_dim]; v: [rows, heads, value_dim]; g (log decay,
+// Rows [position, position + rows) of one sequence, for heads [head_begin, head_end). Heads are independent: threads
+// may take ranges of them. A range of several is faster than as many calls of one (their rows share pages). q
+// (L2-normalised and scaled), k (L2-normalised): [rows, heads, key_dim]; v: [rows, heads, value_dim]; g (log decay,
 // <= 0): [rows, heads, key_dim]; beta: [rows, heads]; state: heads * kda_head_state_floats; out: [rows, heads,
 // value_dim]. chunk_states, when not null, receives S at the entry of every chunk that begins in these rows: [chunk
 // (counted from absolute position 0), heads, key_dim, value_dim].

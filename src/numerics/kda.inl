@@ -14,7 +14,6 @@ namespace {
 // Rows i0 .. i0+n-1 of one chunk of one head. Row r of q, k, g is at r * key_stride, of v and out at r * value_stride.
 struct ChunkRows {
   int i0, n;
-  std::int64_t left;  // rows from here to the end of the call
   const float *q, *k, *v, *g, *beta;
   Stride key_stride, value_stride, beta_stride;
 };
@@ -102,8 +101,8 @@ inline void pairs_unbounded(const KdaShape& shape, const ChunkRows& c, const Ope
     }
   }
   for (int r = 0; r < R; ++r) {
-    store(a + (r0 + r) * kKdaChunk, sum_a[r]);
-    store(b + (r0 + r) * kKdaChunk, sum_b[r]);
+    store(a + Stride{r0 + r} * kKdaChunk, sum_a[r]);
+    store(b + Stride{r0 + r} * kKdaChunk, sum_b[r]);
   }
 }
 
@@ -118,100 +117,12 @@ inline void pair_products(const KdaShape& shape, const ChunkRows& c, const OpenC
   for (; r < c.n; ++r) pairs_unbounded<1>(shape, c, open, r, w.pairs, b);
 }
 
-// The same row of the next chunk, on its way to the second-level cache while this chunk is computed: rows of many heads
-// lie too far apart for the hardware to guess, and asking for all of them at once would fill the queue of misses.
-inline void prefetch_next(const KdaShape& shape, const ChunkRows& c, int r) {
-  if (r + kKdaChunk >= c.left) return;
-  const auto fetch = [](const float* row, int dim) {
-    for (int d = 0; d < dim; d += kLanes) __builtin_prefetch(row + d, 0, 2);
-  };
-  const Stride key = (r + kKdaChunk) * c.key_stride;
-  fetch(c.q + key, shape.key_dim);
-  fetch(c.k + key, shape.key_dim);
-  fetch(c.g + key, shape.key_dim);
-  fetch(c.v + (r + kKdaChunk) * c.value_stride, shape.value_dim);
-}
-
-// decayed rows times S. A block of 64 rows of S stays in the first-level cache while all decayed rows pass over it.
-inline void state_product(const KdaShape& shape, const ChunkRows& c, const float* s, ChunkScratch& w) {
-  constexpr int kRows = 8;
-  constexpr int kKeys = 64;
-  const int dim = shape.key_dim;
-  const int rows = 2 * c.n;
-  const int pieces = (rows + kRows - 1) / kRows * ((dim + kKeys - 1) / kKeys);
-  const int keys = c.n == 1 ? dim : kKeys;  // decode: one pass over S
-  int piece = 0;
-  for (int k = 0; k < dim; k += keys)
-    for (int r = 0; r < rows; r += kRows) {
-      const Elements x{w.decayed + r * dim + k, dim, 1};
-      product(rows - r < kRows ? rows - r : kRows, shape.value_dim, dim - k < keys ? dim - k : keys, x,
-              s + k * shape.value_dim, shape.value_dim, w.product + r * shape.value_dim, shape.value_dim,
-              k == 0 ? Start::zero : Start::out);
-      for (int next = c.n * piece / pieces; next < c.n * (piece + 1) / pieces; ++next) prefetch_next(shape, c, next);
-      ++piece;
-    }
-}
-
-// start * scale + sum over j < count of coefficient[j] * u_j, for C vectors of channels.
-template <int C>
-inline void add_corrected(const float* start, float scale, const float* coefficient, int count, const float* u,
-                          Stride u_row, V16 (&acc)[C]) {
-  for (int c = 0; c < C; ++c) acc[c] = mul(load(start + c * kLanes), set1(scale));
-  for (int j = 0; j < count; ++j) {
-    const V16 a = set1(coefficient[j]);
-    for (int c = 0; c < C; ++c) acc[c] = fma(a, load(u + j * u_row + c * kLanes), acc[c]);
-  }
-}
-
 // What takes the centre out of a product of decayed rows and S.
 inline float uncentre(const KdaShape& shape) {
   return shape.bounded ? 1.0F / kKdaCentre : 1.0F;
 }
 
-// Forward substitution: u_i = beta_i (v_i - (k_i e^{G_i} S + sum a_ij u_j)). `residual`, when not null, keeps the
-// bracket [16][value_dim] for the backward pass.
-template <int C>
-inline void corrected_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                              int column, float* residual) {
-  const Stride dim = shape.value_dim;
-  const float* product = w.product + column;
-  const float* v = c.v + column;
-  const float scale = uncentre(shape);
-  float* u = open.u + column;
-  float* to = u + c.i0 * dim;
-  if (residual != nullptr) residual += c.i0 * dim + column;
-  for (int r = 0; r < c.n; ++r) {
-    V16 acc[C];
-    add_corrected<C>(product, scale, w.pairs + r * kKdaChunk, c.i0 + r, u, dim, acc);
-    const V16 beta = set1(c.beta[r * c.beta_stride]);
-    for (int x = 0; x < C; ++x) acc[x] = sub(load(v + x * kLanes), acc[x]);
-    if (residual != nullptr)
-      for (int x = 0; x < C; ++x) store(residual + r * dim + x * kLanes, acc[x]);
-    for (int x = 0; x < C; ++x) store(to + x * kLanes, mul(beta, acc[x]));
-    product += dim;
-    v += c.value_stride;
-    to += dim;
-  }
-}
-
-template <int C>
-inline void output_columns(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                           int column, float* out) {
-  const Stride dim = shape.value_dim;
-  const float* product = w.product + c.n * dim + column;
-  const float scale = uncentre(shape);
-  const float* u = open.u + column;
-  out += column;
-  for (int r = 0; r < c.n; ++r) {
-    V16 acc[C];
-    add_corrected<C>(product, scale, w.pairs + (c.n + r) * kKdaChunk, c.i0 + r + 1, u, dim, acc);
-    for (int x = 0; x < C; ++x) store(out + x * kLanes, acc[x]);
-    product += dim;
-    out += c.value_stride;
-  }
-}
-
-// Body{}(std::integral_constant-like width, column) over blocks of 4 and of 1 vectors.
+// Body{}(Width<vectors>, column) over blocks of columns whose sums for four rows fit the registers.
 template <int N>
 struct Width {
   static constexpr int value = N;
@@ -219,9 +130,90 @@ struct Width {
 template <class Body>
 inline void for_columns(int dim, Body body) {
   int column = 0;
+#if defined(__AVX512F__)
   for (; column + 4 * kLanes <= dim; column += 4 * kLanes) body(Width<4>{}, column);
   for (; column + 2 * kLanes <= dim; column += 2 * kLanes) body(Width<2>{}, column);
+#endif
   for (; column < dim; column += kLanes) body(Width<1>{}, column);
+}
+
+// acc[r] = product of row r with S, the centre taken out.
+template <int R, int C>
+inline void start_rows(const KdaShape& shape, const float* product, V16 (&acc)[R][C]) {
+  const V16 scale = set1(uncentre(shape));
+  for (int r = 0; r < R; ++r)
+    for (int x = 0; x < C; ++x) acc[r][x] = mul(load(product + r * shape.value_dim + x * kLanes), scale);
+}
+
+// Forward substitution for rows r0 .. r0+R-1: u_i = beta_i (v_i - (k_i e^{G_i} S + sum a_ij u_j)). What earlier rows
+// add comes as a tile, what the block's own rows add follows, still ascending in j. `residual`, when not null, keeps
+// the bracket [16][value_dim] for the backward pass.
+template <int R, int C>
+inline void correct_rows(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                         int r0, int column, float* residual) {
+  const Stride dim = shape.value_dim;
+  const int before = c.i0 + r0;
+  const float* a = w.pairs + Stride{r0} * kKdaChunk;
+  float* u = open.u + column;
+  V16 acc[R][C];
+  start_rows(shape, w.product + r0 * dim + column, acc);
+  accumulate(acc, {a, kKdaChunk, 1}, u, dim, before);
+  for (int r = 0; r < R; ++r) {
+    const V16 beta = set1(c.beta[(r0 + r) * c.beta_stride]);
+    const float* v = c.v + (r0 + r) * c.value_stride + column;
+    V16 corrected[C];
+    for (int x = 0; x < C; ++x) {
+      const V16 rest = sub(load(v + x * kLanes), acc[r][x]);
+      if (residual != nullptr) store(residual + (before + r) * dim + column + x * kLanes, rest);
+      corrected[x] = mul(beta, rest);
+    }
+    for (int x = 0; x < C; ++x) store(u + (before + r) * dim + x * kLanes, corrected[x]);
+    for (int l = r + 1; l < R; ++l) {
+      const V16 pair = set1(a[l * kKdaChunk + before + r]);
+      for (int x = 0; x < C; ++x) acc[l][x] = fma(pair, corrected[x], acc[l][x]);
+    }
+  }
+}
+
+// o_i = q_i e^{G_i} S + sum over j <= i of b_ij u_j, for rows r0 .. r0+R-1.
+template <int R, int C>
+inline void output_rows(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w, int r0,
+                        int column, float* out) {
+  const Stride dim = shape.value_dim;
+  const int common = c.i0 + r0 + 1;
+  const float* b = w.pairs + Stride{c.n + r0} * kKdaChunk;
+  const float* u = open.u + column;
+  V16 acc[R][C];
+  start_rows(shape, w.product + (c.n + r0) * dim + column, acc);
+  accumulate(acc, {b, kKdaChunk, 1}, u, dim, common);
+  for (int r = 1; r < R; ++r)
+    for (int l = r; l < R; ++l) {
+      const int j = common + r - 1;
+      const V16 pair = set1(b[l * kKdaChunk + j]);
+      for (int x = 0; x < C; ++x) acc[l][x] = fma(pair, load(u + j * dim + x * kLanes), acc[l][x]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int x = 0; x < C; ++x) store(out + (r0 + r) * c.value_stride + column + x * kLanes, acc[r][x]);
+}
+
+inline void correct(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                    float* residual) {
+  for_columns(shape.value_dim, [&](auto width, int column) {
+    constexpr int C = decltype(width)::value;
+    int r = 0;
+    for (; r + 4 <= c.n; r += 4) correct_rows<4, C>(shape, c, open, w, r, column, residual);
+    for (; r < c.n; ++r) correct_rows<1, C>(shape, c, open, w, r, column, residual);
+  });
+}
+
+inline void output(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
+                   float* out) {
+  for_columns(shape.value_dim, [&](auto width, int column) {
+    constexpr int C = decltype(width)::value;
+    int r = 0;
+    for (; r + 4 <= c.n; r += 4) output_rows<4, C>(shape, c, open, w, r, column, out);
+    for (; r < c.n; ++r) output_rows<1, C>(shape, c, open, w, r, column, out);
+  });
 }
 
 inline void decay_and_pairs(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, ChunkScratch& w) {
@@ -230,13 +222,6 @@ inline void decay_and_pairs(const KdaShape& shape, const ChunkRows& c, const Ope
   else
     decay_unbounded(shape, c, open, w);
   pair_products(shape, c, open, w);
-}
-
-inline void correct(const KdaShape& shape, const ChunkRows& c, const OpenChunk& open, const ChunkScratch& w,
-                    float* residual) {
-  for_columns(shape.value_dim, [&](auto width, int column) {
-    corrected_columns<decltype(width)::value>(shape, c, open, w, column, residual);
-  });
 }
 
 // e^{G_15} [key_dim] and k_j e^{G_15 - G_j} [key_dim][16] of a full chunk.
@@ -257,20 +242,28 @@ inline void commit_factors(const KdaShape& shape, const OpenChunk& open, int d, 
   }
 }
 
-// S = e^{G_15} S + sum over j of (k_j e^{G_15 - G_j}) u_j, 16 channels of the key at a time, so that the scaled rows
-// are still in the first-level cache when the products are added.
+// S = e^{G_15} S + sum over j of (k_j e^{G_15 - G_j}) u_j.
 inline void commit_chunk(const KdaShape& shape, const OpenChunk& open, float* s) {
-  const int dim = shape.value_dim;
+  constexpr int R = 4;
+  const Stride dim = shape.value_dim;
   for (int d = 0; d < shape.key_dim; d += kLanes) {
     alignas(64) float kr[kLanes * kKdaChunk];
     alignas(64) float decay[kLanes];
     V16 decay16;
     commit_factors(shape, open, d, decay16, kr);
     store(decay, decay16);
-    float* block = s + d * dim;
-    for (int i = 0; i < kLanes; ++i)
-      for (int c = 0; c < dim; c += kLanes) store(block + i * dim + c, mul(set1(decay[i]), load(block + i * dim + c)));
-    product(kLanes, dim, kKdaChunk, {kr, kKdaChunk, 1}, open.u, dim, block, dim, Start::out);
+    for_columns(shape.value_dim, [&](auto width, int column) {
+      constexpr int C = decltype(width)::value;
+      for (int i = 0; i < kLanes; i += R) {
+        float* block = s + (d + i) * dim + column;
+        V16 acc[R][C];
+        for (int r = 0; r < R; ++r)
+          for (int x = 0; x < C; ++x) acc[r][x] = mul(set1(decay[i + r]), load(block + r * dim + x * kLanes));
+        accumulate(acc, {kr + i * kKdaChunk, kKdaChunk, 1}, open.u + column, dim, kKdaChunk);
+        for (int r = 0; r < R; ++r)
+          for (int x = 0; x < C; ++x) store(block + r * dim + x * kLanes, acc[r][x]);
+      }
+    });
   }
 }
 
@@ -281,10 +274,10 @@ inline void forward_chunk(const KdaShape& shape, const ChunkRows& c, float* stat
   const OpenChunk open{state + layout.keys, state + layout.corrected, state + layout.gates};
   if (c.i0 == 0 && entry_state != nullptr) std::memcpy(entry_state, state, layout.keys * sizeof(float));
   decay_and_pairs(shape, c, open, w);
-  state_product(shape, c, state, w);
+  product(2 * c.n, shape.value_dim, shape.key_dim, {w.decayed, shape.key_dim, 1}, state, shape.value_dim, w.product,
+          shape.value_dim);
   correct(shape, c, open, w, nullptr);
-  for_columns(shape.value_dim,
-              [&](auto width, int column) { output_columns<decltype(width)::value>(shape, c, open, w, column, out); });
+  output(shape, c, open, w, out);
   if (c.i0 + c.n < kKdaChunk) return;
   commit_chunk(shape, open, state);
   // A state holds nothing of a closed chunk: equal prefixes give equal bytes, however they were cut.
@@ -304,32 +297,28 @@ void kda_forward(const KdaShape& shape, int head_begin, int head_end, std::int64
   const KdaStateLayout layout(shape);
   const int together = heads_together(layout.size);
   ChunkScratch w;
-  for (int first = head_begin; first < head_end; first += together)
-    for (std::int64_t r = 0; r < rows;) {
-      const int i0 = static_cast<int>((position + r) % kKdaChunk);
-      const int n = static_cast<int>(rows - r < kKdaChunk - i0 ? rows - r : kKdaChunk - i0);
-      for (int h = first; h < head_end && h < first + together; ++h) {
+  ChunkRows c{};
+  c.key_stride = Stride{shape.heads} * shape.key_dim;
+  c.value_stride = Stride{shape.heads} * shape.value_dim;
+  c.beta_stride = shape.heads;
+  for (int first = head_begin; first < head_end; first += together) {
+    const int last = head_end - first < together ? head_end : first + together;
+    for (std::int64_t r = 0; r < rows; r += c.n) {
+      c.i0 = static_cast<int>((position + r) % kKdaChunk);
+      c.n = static_cast<int>(rows - r < kKdaChunk - c.i0 ? rows - r : kKdaChunk - c.i0);
+      for (int h = first; h < last; ++h) {
         const Stride at = r * shape.heads + h;
-        const Stride key = at * shape.key_dim;
-        const Stride value = at * shape.value_dim;
-        const ChunkRows c{i0,
-                          n,
-                          rows - r,
-                          q + key,
-                          k + key,
-                          v + value,
-                          g + key,
-                          beta + at,
-                          Stride{shape.heads} * shape.key_dim,
-                          Stride{shape.heads} * shape.value_dim,
-                          shape.heads};
-        const std::int64_t chunk = (position + r) / kKdaChunk * shape.heads + h;
-        forward_chunk(shape, c, state + static_cast<std::size_t>(h) * layout.size, out + value,
-                      chunk_states != nullptr ? chunk_states + static_cast<std::size_t>(chunk) * layout.keys : nullptr,
-                      w);
+        c.q = q + at * shape.key_dim;
+        c.k = k + at * shape.key_dim;
+        c.g = g + at * shape.key_dim;
+        c.v = v + at * shape.value_dim;
+        c.beta = beta + at;
+        const auto chunk = static_cast<std::size_t>((position + r) / kKdaChunk * shape.heads + h);
+        forward_chunk(shape, c, state + static_cast<std::size_t>(h) * layout.size, out + at * shape.value_dim,
+                      chunk_states != nullptr ? chunk_states + chunk * layout.keys : nullptr, w);
       }
-      r += n;
     }
+  }
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ inline void recompute(const KdaShape& shape, const BackwardHead& h, int n, const
   copy_rows(h.v, h.value_stride, n, shape.value_dim, w.v);
   copy_rows(h.d_out, h.value_stride, n, shape.value_dim, w.d_x + kN * shape.value_dim);
   for (int i = 0; i < kN; ++i) w.beta[i] = i < n ? h.beta[i * h.beta_stride] : 0.0F;
-  const ChunkRows c{0, kN, kN, w.q, w.k, w.v, w.g, w.beta, shape.key_dim, shape.value_dim, 1};
+  const ChunkRows c{0, kN, w.q, w.k, w.v, w.g, w.beta, shape.key_dim, shape.value_dim, 1};
   const OpenChunk open{w.keys, w.u, w.gates};
   decay_and_pairs(shape, c, open, w.forward);
   product(kN, shape.value_dim, shape.key_dim, {w.forward.decayed, shape.key_dim, 1}, s, shape.value_dim,

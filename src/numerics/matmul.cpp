@@ -1,10 +1,12 @@
 #include "numerics/matmul.hpp"
 
+#include <stdlib.h>
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <new>
 
 #include "base/error.hpp"
 #include "numerics/matmul_kernels.hpp"
@@ -13,8 +15,8 @@ namespace tidelock::numerics {
 namespace {
 
 constexpr std::int64_t kSoloWork = 100'000;     // multiply-adds below which waking a thread costs more than it saves
-constexpr std::int64_t kPieceWork = 2'000'000;  // about 10 microseconds on one core: small enough to balance
-constexpr std::int64_t kPiecePanels = 12;       // a multiple of every tile width but the widest
+constexpr std::int64_t kPieceWork = 4'000'000;  // about 30 microseconds on one core: small enough to balance
+constexpr std::int64_t kRowTile = 8;            // pieces are whole tiles of the widest instruction set
 
 // Counters in cache lines of their own, so that threads with a product each do not meet here.
 constexpr int kShards = 16;
@@ -68,6 +70,24 @@ void fill(Format format, std::byte* to, std::int64_t out, std::int64_t in, At at
   }
 }
 
+// Cuts [0, rows) x [0, columns) into pieces of column_step columns and about kPieceWork multiply-adds, row_work of them
+// a row; rows vary fastest, so that a thread meets the same columns again.
+template <typename Piece>
+void in_pieces(Team& team, std::int64_t rows, std::int64_t columns, std::int64_t column_step, std::int64_t row_work,
+               Piece piece) {
+  const std::int64_t row_step =
+      std::max(kRowTile, kPieceWork / std::max<std::int64_t>(row_work, 1) / kRowTile * kRowTile);
+  const std::int64_t row_pieces = (rows + row_step - 1) / row_step;
+  const std::int64_t column_pieces = (columns + column_step - 1) / column_step;
+  team.parallel(row_pieces * column_pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t row = i % row_pieces * row_step;
+      const std::int64_t column = i / row_pieces * column_step;
+      piece(row, std::min(row + row_step, rows), column, std::min(column + column_step, columns));
+    }
+  });
+}
+
 template <typename Element>
 void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
          Output output, Team& team) {
@@ -84,24 +104,19 @@ void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t
     block(job, 0, rows, 0, panels);
     return;
   }
-  // Pieces: all panels by kPiecePanels, and rows in multiples of the tile where there are many.
-  const std::int64_t column_pieces = (panels + kPiecePanels - 1) / kPiecePanels;
-  const std::int64_t piece_row_work = std::min(kPiecePanels * kPanel, job.out) * job.in;
-  const std::int64_t row_step = std::max<std::int64_t>(8, kPieceWork / piece_row_work / 8 * 8);
-  const std::int64_t row_pieces = (rows + row_step - 1) / row_step;
-  team.parallel(column_pieces * row_pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t piece = begin; piece < end; ++piece) {
-      const std::int64_t row = piece % row_pieces * row_step;
-      const std::int64_t panel = piece / row_pieces * kPiecePanels;
-      block(job, row, std::min(row + row_step, rows), panel, std::min(panel + kPiecePanels, panels));
-    }
-  });
+  // A piece is two tiles wide; its height keeps the rows of a small batch together, so that their weights are read
+  // once.
+  const std::int64_t panel_step = rows == 1 ? 8 : 6;
+  in_pieces(team, rows, panels, panel_step, std::min(panel_step * kPanel, job.out) * job.in,
+            [&](std::int64_t row0, std::int64_t row1, std::int64_t panel0, std::int64_t panel1) {
+              block(job, row0, row1, panel0, panel1);
+            });
 }
 
 }  // namespace
 
 void PackedMatrix::Free::operator()(std::byte* p) const {
-  ::operator delete[](p, std::align_val_t{64});
+  std::free(p);
 }
 
 PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_t in, int segments) {
@@ -112,7 +127,14 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   m.in_ = in;
   m.segments_ = segments;
   m.size_ = static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
-  m.data_.reset(static_cast<std::byte*>(::operator new[](m.size_, std::align_val_t{64})));
+  // Decoding reads every weight once a token: with small pages it would wait for the page walks.
+  constexpr std::size_t kHugePage = 2U << 20;
+  const std::size_t alignment = m.size_ >= kHugePage ? kHugePage : 64;
+  void* data = nullptr;
+  if (::posix_memalign(&data, alignment, m.size_) != 0)
+    fail(ErrorCode::exhausted, "matrix [{}, {}]: no memory for {} bytes", out, in, m.size_);
+  if (alignment == kHugePage) ::madvise(data, m.size_, MADV_HUGEPAGE);  // a wish: small pages work too
+  m.data_.reset(static_cast<std::byte*>(data));
   return m;
 }
 
@@ -169,18 +191,9 @@ void matmul_transposed_a(const float* a, std::int64_t lda, const float* b, std::
     outer(job, 0, n, 0, k);
     return;
   }
-  constexpr std::int64_t kColumns = kPiecePanels * kPanel;
-  const std::int64_t column_pieces = (k + kColumns - 1) / kColumns;
-  const std::int64_t row_step =
-      std::max<std::int64_t>(8, kPieceWork / std::max<std::int64_t>(rows * kColumns, 1) / 8 * 8);
-  const std::int64_t row_pieces = (n + row_step - 1) / row_step;
-  team.parallel(column_pieces * row_pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t piece = begin; piece < end; ++piece) {
-      const std::int64_t i = piece % row_pieces * row_step;
-      const std::int64_t j = piece / row_pieces * kColumns;
-      outer(job, i, std::min(i + row_step, n), j, std::min(j + kColumns, k));
-    }
-  });
+  constexpr std::int64_t kColumns = 3 * kPanel;  // one tile wide: b is read once for all the rows of c in a piece
+  in_pieces(team, n, k, kColumns, rows * kColumns,
+            [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) { outer(job, i0, i1, j0, j1); });
 }
 
 }  // namespace tidelock::numerics

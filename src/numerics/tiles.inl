@@ -15,11 +15,9 @@ struct Elements {
   Stride row, col;
 };
 
-template <int R, int C, bool kAccumulate>
-inline void product_tile(Elements x, const float* y, Stride y_row, int n, float* out, Stride out_row) {
-  V16 acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = kAccumulate ? load(out + r * out_row + c * kLanes) : set1(0.0F);
+// acc[r][c] = fma(x(r, k), y[k][c], acc[r][c]) for k = 0 .. n-1 ascending.
+template <int R, int C>
+[[gnu::always_inline]] inline void accumulate(V16 (&acc)[R][C], Elements x, const float* y, Stride y_row, int n) {
   for (int k = 0; k < n; ++k) {
     V16 b[C];
     for (int c = 0; c < C; ++c) b[c] = load(y + c * kLanes);
@@ -30,6 +28,14 @@ inline void product_tile(Elements x, const float* y, Stride y_row, int n, float*
     x.data += x.col;
     y += y_row;
   }
+}
+
+template <int R, int C, bool kAccumulate>
+inline void product_tile(Elements x, const float* y, Stride y_row, int n, float* out, Stride out_row) {
+  V16 acc[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) acc[r][c] = kAccumulate ? load(out + r * out_row + c * kLanes) : set1(0.0F);
+  accumulate(acc, x, y, y_row, n);
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) store(out + r * out_row + c * kLanes, acc[r][c]);
 }

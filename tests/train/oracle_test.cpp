@@ -1,4 +1,5 @@
-// Forward and backward against the float64 PyTorch oracle (tests/oracle): two claims, two tests, and twins that must be caught.
+// Forward and backward against the float64 PyTorch oracle (tests/oracle): two claims, two tests, and twins that must be
+// caught.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fixture(const std::string& name) { return fs::path(TIDELOCK_SOURCE_DIR) / "tests/oracle/fixtures" / name; }
+fs::path fixture(const std::string& name) {
+  return fs::path(TIDELOCK_SOURCE_DIR) / "tests/oracle/fixtures" / name;
+}
 
 struct Case {
   std::string name;
@@ -24,8 +27,11 @@ struct Case {
   std::vector<float> coefficients;
   std::vector<std::uint8_t> mask;
 
-  explicit Case(const std::string& n) : name(n), model(std::make_unique<model::Model>(model::load_config(fixture(n)), true)), parameters(*model) {
-    model = model::load_model(fixture(n), true, [&](ParameterId id, std::span<const float> v) { std::copy(v.begin(), v.end(), parameters.of(id).begin()); });
+  explicit Case(const std::string& n)
+      : name(n), model(std::make_unique<model::Model>(model::load_config(fixture(n)), true)), parameters(*model) {
+    model = model::load_model(fixture(n), true, [&](ParameterId id, std::span<const float> v) {
+      std::copy(v.begin(), v.end(), parameters.of(id).begin());
+    });
     tokens = model::read_tokens(fixture(n) / "tokens.txt");
     coefficients = std::get<std::vector<float>>(model::read_npy(fixture(n) / "coeffs.npy").values);
     mask.assign(tokens.size(), 1);
@@ -56,8 +62,9 @@ double relative_rms(std::span<const float> x, std::span<const float> expected) {
 }
 
 // loss = sum of c[t] * logprob(token[t + 1]); its gradient by our backward.
-std::vector<float> run_gradient(const Case& c, const GradientOptions& options, const GradientWorker::GradientView& view, std::size_t size,
-                                const model::Adapter* adapter = nullptr, double* loss = nullptr, double* index_loss = nullptr) {
+std::vector<float> run_gradient(const Case& c, const GradientOptions& options, const GradientWorker::GradientView& view,
+                                std::size_t size, const model::Adapter* adapter = nullptr, double* loss = nullptr,
+                                double* index_loss = nullptr) {
   Team team(2);
   GradientWorker worker(*c.model, team);
   std::vector<float> flat(size, 0.0F);
@@ -93,7 +100,8 @@ std::vector<float> expected_gradient(const model::SafetensorsFile& file, const m
 }
 
 // Largest error over tensors, relative to the tensor's norm plus a share of the whole gradient's typical tensor norm.
-double worst_gradient_error(const Case& c, std::span<const float> flat, const std::string& file_name, bool only_present, std::string* where = nullptr) {
+double worst_gradient_error(const Case& c, std::span<const float> flat, const std::string& file_name, bool only_present,
+                            std::string* where = nullptr) {
   const model::SafetensorsFile file(fixture(c.name) / file_name);
   auto mutable_flat = std::vector<float>(flat.begin(), flat.end());
   const auto pointers = c.parameters.gradients(mutable_flat).parameters;
@@ -125,7 +133,8 @@ double worst_gradient_error(const Case& c, std::span<const float> flat, const st
 }
 
 class Oracle : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Family, Oracle, ::testing::Values("linear", "k3", "k31", "k31_wide"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Family, Oracle, ::testing::Values("linear", "k3", "k31", "k31_wide"),
+                         [](const auto& test) { return test.param; });
 
 TEST_P(Oracle, LogitsAgreeWithFloat64) {
   const Case c(GetParam());
@@ -150,7 +159,8 @@ TEST_P(Oracle, GradientsAgreeWithAutograd) {
   for (const auto tape : {model::TapeMode::full, model::TapeMode::recompute}) {
     GradientOptions options;
     options.tape = tape;
-    const auto flat = run_gradient(c, options, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
+    const auto flat = run_gradient(
+        c, options, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
     std::string where;
     EXPECT_LT(worst_gradient_error(c, flat, "grads.safetensors", false, &where), 1e-4) << where;
   }
@@ -159,7 +169,8 @@ TEST_P(Oracle, GradientsAgreeWithAutograd) {
 TEST_P(Oracle, AWrongGradientIsCaught) {
   Case c(GetParam());
   c.coefficients[c.coefficients.size() / 2] *= -1.0F;
-  const auto flat = run_gradient(c, {}, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
+  const auto flat = run_gradient(
+      c, {}, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
   EXPECT_GT(worst_gradient_error(c, flat, "grads.safetensors", false), 1e-3);
 }
 
@@ -168,7 +179,8 @@ TEST(OracleRecompute, GivesTheSameBits) {
   GradientOptions full, recompute;
   recompute.tape = model::TapeMode::recompute;
   const auto view = [&](std::span<float> f) { return c.parameters.gradients(f); };
-  EXPECT_EQ(run_gradient(c, full, view, c.parameters.values().size()), run_gradient(c, recompute, view, c.parameters.values().size()));
+  EXPECT_EQ(run_gradient(c, full, view, c.parameters.values().size()),
+            run_gradient(c, recompute, view, c.parameters.values().size()));
 }
 
 TEST(OracleIndex, IndexerLossAgrees) {
@@ -178,7 +190,8 @@ TEST(OracleIndex, IndexerLossAgrees) {
     std::fill(zero.coefficients.begin(), zero.coefficients.end(), 0.0F);
     GradientOptions options;
     options.index_loss_weight = 1;
-    const auto flat = run_gradient(zero, options, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
+    const auto flat = run_gradient(
+        zero, options, [&](std::span<float> f) { return c.parameters.gradients(f); }, c.parameters.values().size());
     std::string where;
     EXPECT_LT(worst_gradient_error(c, flat, "index_grads.safetensors", true, &where), 1e-4) << name << " " << where;
   }
@@ -195,7 +208,8 @@ TEST(OracleAdapter, LogitsAndGradientsAgree) {
 
     LoraParameters lora(*c.model, values.rank, values.alpha, {"all-linear"});
     lora.load(values);
-    const auto flat = run_gradient(c, {}, [&](std::span<float> f) { return lora.gradients(f); }, lora.values().size(), adapter.get());
+    const auto flat = run_gradient(
+        c, {}, [&](std::span<float> f) { return lora.gradients(f); }, lora.values().size(), adapter.get());
     // Through the same names as the fixture: gradients take the place of values.
     LoraParameters gradient(*c.model, values.rank, values.alpha, {"all-linear"});
     std::copy(flat.begin(), flat.end(), gradient.values().begin());
