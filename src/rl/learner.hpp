@@ -17,7 +17,7 @@ namespace tidelock::rl {
 struct Comparison {
   std::int64_t compared = 0, mismatched = 0;
   double max_abs = 0;
-  std::string first;  // where the first mismatch is
+  std::string first = {};  // where the first mismatch is
 };
 
 // Adds one trajectory's tokens: bits of the rollout's log-probabilities against the trainer's.

@@ -8,7 +8,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from harness import NANO, ROOT, Case, npy_shape, safetensors_header  # noqa: E402
+from harness import NANO, VOCAB, Case, npy_shape, safetensors_header  # noqa: E402
 
 VERBS = ("rl", "train", "eval", "generate", "logits", "bench")
 
@@ -103,7 +103,7 @@ class Train(Case):
         self.refused("train", "recipes/nano.toml", "--out", out, "--set", "model.config=nope.json", says=["nope.json"])
         config = (NANO / "config.json").read_text()
         for find, replace, says in (('"hidden_size"', '"hidden_sise"', "hidden_si"),
-                                    ('"vocab_size": 492', '"vocab_size": 100', "vocab"),
+                                    (f'"vocab_size": {VOCAB}', '"vocab_size": 100', "vocab"),
                                     ('"num_hidden_layers": 8', '"num_hidden_layers": 9', "layers")):  # fmt: skip
             self.assertIn(find, config)
             path = self.write("config.json", config.replace(find, replace))
@@ -150,25 +150,25 @@ class Logits(Case):
         return self.write("tokens.txt", text)
 
     def test_bits_do_not_depend_on_threads_or_instruction_set(self):
-        tokens, out = self.tokens(" ".join(str(i * 37 % 480) for i in range(150))), []
+        tokens, out = self.tokens(" ".join(str(i * 37 % VOCAB) for i in range(150))), []
         for i, (threads, isa) in enumerate(((1, None), (2, None), (2, "avx2"), (2, "scalar"))):
             path = self.folder / f"{i}.npy"
             self.tidelock("logits", NANO, "--tokens", tokens, "--out", path, "--threads", threads,
                           env={"TIDELOCK_ISA": isa} if isa else None)  # fmt: skip
-            self.assertEqual(npy_shape(path), (150, 492))
+            self.assertEqual(npy_shape(path), (150, VOCAB))
             out.append(path.read_bytes())
         self.assertTrue(all(o == out[0] for o in out[1:]))
         # Changing the last token leaves all earlier rows as they are, and changes the last one.
         path = self.folder / "last.npy"
-        tokens = self.tokens(" ".join(str(i * 37 % 480) for i in range(149)) + " 7")
+        tokens = self.tokens(" ".join(str(i * 37 % VOCAB) for i in range(149)) + " 7")
         self.tidelock("logits", NANO, "--tokens", tokens, "--out", path)
-        row = 492 * 4
+        row = VOCAB * 4
         self.assertEqual(path.read_bytes()[:-row], out[0][:-row])
         self.assertNotEqual(path.read_bytes()[-row:], out[0][-row:])
 
     def test_bad_tokens(self):
         out = self.folder / "x.npy"
-        for text, code, says in (("1 2 492", 2, "492"), ("1 -2", 1, "-2"), ("one", 1, "tokens.txt"), ("", 2, "no tokens"),
+        for text, code, says in ((f"1 2 {VOCAB}", 2, str(VOCAB)), ("1 -2", 1, "-2"), ("one", 1, "tokens.txt"), ("", 2, "no tokens"),
                                  ("99999999999999999999", 1, "tokens.txt")):  # fmt: skip
             self.refused("logits", NANO, "--tokens", self.tokens(text), "--out", out, code=code, says=[says])
         self.refused("logits", NANO, "--tokens", self.folder / "nope.txt", "--out", out, says=["nope.txt"])

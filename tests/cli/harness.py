@@ -15,6 +15,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BINARY = pathlib.Path(os.environ.get("TIDELOCK_BINARY", ROOT / "build/release/tidelock")).resolve()
 NANO = ROOT / "models/nano"
+VOCAB = json.loads((NANO / "config.json").read_text())["vocab_size"]
 PATIENCE = 1200  # seconds until a call counts as hanging; far more than any needs on a loaded machine
 
 

@@ -48,7 +48,9 @@ std::string complaint(const Conversation& c, const Episode& episode, const std::
       continue;
     }
     if (turn.calls.size() != 1 || turn.calls[0].name != "shell") return "no call";
-    if (turn.calls[0].arguments_json != shell_arguments(turns[i].command)) return turn.calls[0].arguments_json;
+    if (model::split_arguments(turn.calls[0].arguments_json) !=
+        model::split_arguments(shell_arguments(turns[i].command)))
+      return turn.calls[0].arguments_json;
     if (i + 1 < turns.size() && parts[2 * i + 2].second != results_of(turn, turns[i].output)) return "tool result";
   }
   return "";

@@ -76,13 +76,16 @@ TEST(CompareBits, NothingComparedIsAMismatch) {
 class LearnerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    testing::ScriptedRuntime runtime({.reward = testing::reward_by_hash});
+    testing::ScriptedRuntime runtime({});
     Team team(2);
     const Settings settings = testing::recipe({"rollout.max_tokens=24"});
     Rollout rollout(random_model(), testing::nano_tokenizer(), runtime, team, rollout_options(settings));
     batch_ = rollout.run(draw_groups(rl_tasks(settings), Split::train, 3, 1, 3, 6), nullptr, 0).trajectories;
-    // Malformed ones have reward 0; the others get one, so that groups have something to teach.
-    for (std::size_t i = 0; i < batch_.size(); ++i) batch_[i].reward = static_cast<double>(i % 3) / 2;
+    // Noise earns nothing by itself: rewards are given here, so that groups have something to teach.
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+      batch_[i].status = Status::completed;
+      batch_[i].reward = static_cast<double>(i % 3) / 2;
+    }
   }
   static void TearDownTestSuite() { batch_.clear(); }
 

@@ -157,10 +157,28 @@ TEST(Checkpoint, AFailedSaveLeavesTheEarlierOnes) {
   EXPECT_EQ(*newest_checkpoint(run.path()), run.path() / "checkpoints/step_1");
 }
 
+// Harbor tasks whose grader rewards answers by their checksum: whatever the model says, a step teaches something.
+void put_lottery(const fs::path& folder) {
+  for (int i = 0; i < 24; ++i) {
+    const fs::path task = folder / fmt::format("product-{}", i);
+    fs::create_directories(task / "tests");
+    write_file_atomic(task / "task.toml", "version = \"1.0\"\n");
+    write_file_atomic(task / "instruction.md", fmt::format("{}*{}?", 11 + i, 50 - i));
+    write_file_atomic(task / "tests/test.sh",
+                      "digit=$(md5sum </logs/agent/answer.txt | tr -dc 0-9 | cut -c 1)\n"
+                      "echo 0.$digit >/logs/verifier/reward.txt\n");
+  }
+}
+
 // A small run in real sandboxes, in this process: what the sanitizers watch.
 RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads) {
-  const Settings settings = testing::recipe({"rl.steps=2", "rl.groups=2", "rl.group_size=3", "eval.tasks=1",
-                                             "eval.samples=2", "rollout.max_tokens=48", "rl.kl_coefficient=0.01"});
+  const fs::path tasks = folder / "tasks";
+  put_lottery(tasks);
+  const std::string text = fmt::format(
+      "model.path = \"{}\"\ntasks.dir = \"{}\"\nadapter.rank = 2\nrl.steps = 2\nrl.groups = 2\nrl.group_size = 4\n"
+      "rl.kl_coefficient = 0.01\nrollout.max_tokens = 64\neval.tasks = 1\neval.samples = 2\n",
+      testing::nano_folder().string(), tasks.string());
+  const Settings settings = Settings::parse(text, "test", rl_schema());
   RunOptions options;
   options.directory = folder;
   options.resume = resume;

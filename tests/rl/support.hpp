@@ -75,28 +75,29 @@ class Folder {
 
 // Sandboxes that answer from a script. `reward` sees the agent's answer; an empty function stands for "0".
 struct Script {
-  std::string output = "1";                               // of every command
-  std::function<std::string(const std::string&)> reward;  // text of reward.txt
-  std::string fail_create, fail_exec;                     // messages of errors to throw; empty: none
+  std::string output = "1";                                    // of every command
+  std::function<std::string(const std::string&)> reward = {};  // text of reward.txt
+  std::string fail_create = {}, fail_exec = {};                // messages of errors to throw; empty: none
 };
 
 class ScriptedSandbox final : public sandbox::Sandbox {
  public:
   explicit ScriptedSandbox(const Script& script) : script_(script) {}
   const std::string& id() const override { return id_; }
-  sandbox::ExecResult exec(const sandbox::ExecRequest& /*request*/) override {
+  sandbox::ExecResult exec(const sandbox::ExecRequest& request) override {
     if (!script_.fail_exec.empty()) fail(ErrorCode::io, "{}", script_.fail_exec);
     sandbox::ExecResult result;
     result.exit_code = 0;
     result.output = script_.output;
+    // sh -c SCRIPT sh VERIFIER...: grading, which prints the kind of reward and the reward.
+    if (request.argv.size() > 3) result.output = "text\n" + (script_.reward ? script_.reward(answer_) : "0") + "\n";
     return result;
   }
   void write_file(const std::string& path, std::string_view content, int /*mode*/) override {
     if (path == "/logs/agent/answer.txt") answer_ = content;
   }
   std::string read_file(const std::string& path, std::uint64_t /*limit*/) override {
-    if (path != "/logs/verifier/reward.txt") fail(ErrorCode::not_found, "{} is not there", path);
-    return script_.reward ? script_.reward(answer_) : "0";
+    fail(ErrorCode::not_found, "{} is not there", path);
   }
   void freeze() override {}
   void thaw() override {}
@@ -122,10 +123,5 @@ class ScriptedRuntime final : public sandbox::Runtime {
  private:
   Script script_;
 };
-
-// A reward that differs between most answers.
-inline std::string reward_by_hash(const std::string& answer) {
-  return fmt::format("0.{}", static_cast<unsigned char>(sha256_hex(answer)[0]) % 10);
-}
 
 }  // namespace tidelock::rl::testing
