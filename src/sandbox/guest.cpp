@@ -150,9 +150,10 @@ void become_command(const InitPlan& plan, const RunRequest& request) {
   }
   reset_signals();
   umask(022);
-  // Init is the last to be killed when memory is short; what it starts is the first.
-  const FileDescriptor score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
-  if (!score || write(score.get(), "500", 3) != 3) {
+  // Init is the last to be killed when memory is short; what it starts is the first. In a user namespace init could not
+  // exempt itself, and its children have inherited what it set.
+  const FileDescriptor score(plan.user_namespace ? -1 : open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (!plan.user_namespace && (!score || write(score.get(), "500", 3) != 3)) {
     quit(126, std::string("cannot make itself killable: ") + std::strerror(errno));
   }
   std::vector<char*> argv, environment;

@@ -241,7 +241,8 @@ class Helper {
       if (unshare(CLONE_NEWCGROUP) != 0) {  // after entering: what it shows as / is the container's own
         fail(ErrorCode::not_supported, "sandbox: no cgroup namespace: {}", std::strerror(errno));
       }
-      write_text("/proc/self/oom_score_adj", "-1000");  // init must not die for what a command has eaten
+      // Init must not die for what a command has eaten; where it may not say so, all of the container goes first.
+      write_text("/proc/self/oom_score_adj", user_namespace_ ? "500" : "-1000");
       if (sethostname("sandbox", 7) != 0) {
         fail(ErrorCode::io, "sandbox: host name: {}", std::strerror(errno));
       }

@@ -83,6 +83,43 @@ bool alive(int pid) {
   return paren != std::string::npos && stat[paren + 2] != 'Z';
 }
 
+long ticks_of(const std::string& marker) {
+  long total = 0;
+  for (const int pid : processes_with(marker)) {
+    const std::string stat = slurp("/proc/" + std::to_string(pid) + "/stat");
+    std::istringstream fields(stat.substr(std::min(stat.size(), stat.rfind(')') + 1)));
+    std::string skipped;
+    for (int i = 3; i < 14; ++i) {  // utime and stime are the fields 14 and 15; 3 is the first after the name
+      fields >> skipped;
+    }
+    long user = 0, system = 0;
+    fields >> user >> system;
+    total += user + system;
+  }
+  return total;
+}
+
+void expect_freeze_works(Sandbox& box) {
+  const std::string marker = unique_marker();
+  box.exec(shell("sh -c 'while :; do :; done' " + marker + " > /dev/null 2>&1 &"));
+  const auto runs = [&] {
+    const long before = ticks_of(marker);
+    return eventually([&] { return ticks_of(marker) > before; });
+  };
+  EXPECT_TRUE(runs());
+  box.freeze();
+  std::this_thread::sleep_for(50ms);
+  const long still = ticks_of(marker);
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(ticks_of(marker), still);
+  box.thaw();
+  EXPECT_TRUE(runs());
+  box.freeze();
+  EXPECT_EQ(box.exec(shell("echo awake")).output, "awake\n");  // exec thaws
+  EXPECT_TRUE(runs());
+  box.exec(shell("kill -9 -1"));
+}
+
 std::vector<std::string> runs_under(const fs::path& base) {
   std::vector<std::string> runs;
   for (const fs::directory_entry& entry : fs::directory_iterator(base)) {
