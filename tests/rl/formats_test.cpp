@@ -98,7 +98,9 @@ TEST_F(Formats, AtifRoundTripKeepsEveryBit) {
   for (std::size_t i = 0; i < read.size(); ++i) {
     EXPECT_EQ(read[i], written[i]) << i;
     ASSERT_EQ(read[i].logprobs.size(), written[i].logprobs.size());
-    EXPECT_EQ(std::memcmp(read[i].logprobs.data(), written[i].logprobs.data(), read[i].logprobs.size() * 4), 0);
+    for (std::size_t t = 0; t < read[i].logprobs.size(); ++t)
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(read[i].logprobs[t]),
+                std::bit_cast<std::uint32_t>(written[i].logprobs[t]));
   }
 }
 

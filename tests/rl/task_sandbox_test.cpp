@@ -85,11 +85,11 @@ TEST_F(InSandbox, WhatTheAgentLeftDoesNotGradeIt) {
   // ... but it can leave a process that waits for the verifier, to write a reward and to read the answer.
   run("setsid sh -c 'while :; do echo 1 >/logs/verifier/reward.json; cp /tests/test.sh /root/stolen; done' "
       ">/dev/null 2>&1 &");
-  const std::string waiting = "ps | grep -c '[s]tolen'";
-  EXPECT_EQ(run(waiting).text, "1");
+  // Wait until it runs: only then can grading show that it ends it.
+  EXPECT_EQ(run("until ps | grep -q '[s]tolen'; do :; done; echo there").text, "there");
   EXPECT_EQ(grade(*box, one, "wrong").reward, 0);
   EXPECT_EQ(run("ls /root/stolen 2>/dev/null").text, "exit 1");
-  EXPECT_EQ(run(waiting).text, "0\nexit 1");
+  EXPECT_EQ(run("ps | grep '[s]tolen'").text, "exit 1");
 }
 
 TEST_F(InSandbox, GradingAgainStartsClean) {
