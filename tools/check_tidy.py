@@ -82,10 +82,10 @@ def check(build, wanted):
 def twin(build):
     with tempfile.TemporaryDirectory() as folder:
         fault = pathlib.Path(folder) / "fault.cpp"
-        fault.write_text("#include <utility>\nint twice(int* p) { delete p; return *p; }\n")
+        fault.write_text("#include <string>\n#include <utility>\nstd::string twice(std::string a) { std::string b = std::move(a); return a + b; }\n")
         done = subprocess.run([TOOL, "--quiet", f"--config-file={ROOT / '.clang-tidy'}", str(fault), "--", "-std=c++20"],
                               capture_output=True, text=True)  # fmt: skip
-    found = done.returncode != 0 and "clang-analyzer-cplusplus.NewDelete" in done.stdout
+    found = done.returncode != 0 and "bugprone-use-after-move" in done.stdout
     if not found:
         print(done.stdout)
     return 0 if found else 1

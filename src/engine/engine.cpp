@@ -146,6 +146,7 @@ Engine::~Engine() = default;
 
 std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                                     std::shared_ptr<const model::Adapter> adapter) {
+  const std::shared_ptr<const model::Adapter> held = std::move(adapter);
   if (prompt.empty()) fail(ErrorCode::invalid_argument, "the prompt is empty");
   const auto& config = impl_->model.config();
   if (static_cast<std::int64_t>(prompt.size()) >= config.max_context)
@@ -161,7 +162,7 @@ std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::s
     impl_->sequences.emplace(
         id,
         Sequence{
-            id, {prompt.begin(), prompt.end()}, state::SequenceState(impl_->pool), adapter, p, 0, Status::prefill, {}});
+            id, {prompt.begin(), prompt.end()}, state::SequenceState(impl_->pool), held, p, 0, Status::prefill, {}});
     ids.push_back(id);
   }
   for (std::size_t i = 1; i < ids.size(); ++i) {

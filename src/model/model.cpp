@@ -182,13 +182,14 @@ namespace {
 void pack_absorbed(const Config& config, bool for_training, const float* w, std::vector<Matrix>& parts) {
   const MlaConfig& m = config.mla;
   std::vector<float> turned(static_cast<std::size_t>(m.latent) * static_cast<std::size_t>(m.nope));
-  parts.resize(static_cast<std::size_t>(2 * m.heads));
+  parts.resize(2 * static_cast<std::size_t>(m.heads));
   for (int h = 0; h < m.heads; ++h) {
     const float* head = w + static_cast<std::int64_t>(h) * (m.nope + m.value) * m.latent;
     for (int n = 0; n < m.nope; ++n)
-      for (int l = 0; l < m.latent; ++l) turned[static_cast<std::size_t>(l * m.nope + n)] = head[n * m.latent + l];
+      for (int l = 0; l < m.latent; ++l)
+        turned[static_cast<std::size_t>(std::int64_t{l} * m.nope + n)] = head[n * m.latent + l];
     Matrix& key = parts[static_cast<std::size_t>(h)];
-    Matrix& value = parts[static_cast<std::size_t>(m.heads + h)];
+    Matrix& value = parts[static_cast<std::size_t>(m.heads) + static_cast<std::size_t>(h)];
     const float* value_rows = head + static_cast<std::int64_t>(m.nope) * m.latent;
     key.forward = PackedMatrix::pack(config.format, turned.data(), m.latent, m.nope);
     value.forward = PackedMatrix::pack(config.format, value_rows, m.value, m.latent);

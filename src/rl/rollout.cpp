@@ -310,6 +310,7 @@ Rollout::~Rollout() = default;
 RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr<const model::Adapter> adapter,
                            std::uint64_t weight_version, const Progress& progress) {
   Impl& r = *impl_;
+  const std::shared_ptr<const model::Adapter> held = std::move(adapter);
   RolloutResult result;
   std::size_t all = 0;
   for (const auto& group : groups) all += group.seeds.size();
@@ -336,7 +337,7 @@ RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr
   while (r.done < all) {
     while (next_group < groups.size() && (r.open == 0 || r.open + groups[next_group].seeds.size() <=
                                                              static_cast<std::size_t>(r.options.concurrent))) {
-      r.start_group(groups[next_group], next_slot, adapter);
+      r.start_group(groups[next_group], next_slot, held);
       next_slot += groups[next_group++].seeds.size();
     }
     for (const engine::Event& event : r.engine->step()) r.take(event);

@@ -33,7 +33,7 @@ class ShellFamily : public TaskFamily {
   Episode make(std::uint64_t seed, double difficulty, Split split) const override {
     check_difficulty("shell", difficulty, 6);
     return make_builtin("shell", seed, difficulty, split, [&](Random& random, Episode& episode) {
-      const auto files = static_cast<std::size_t>(1 + 2 * draw_level(random, difficulty));
+      const auto files = 1 + 2 * static_cast<std::size_t>(draw_level(random, difficulty));
       std::set<std::string> names;
       const std::string hidden = fmt::format(".{}", draw_name(random));
       while (names.size() + 1 < files) names.insert(draw_name(random));
