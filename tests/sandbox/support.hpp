@@ -45,8 +45,8 @@ std::set<int> processes_with(const std::string& marker);
 bool alive(int pid);
 // Processor time that the processes with `marker` have used, in clock ticks.
 long ticks_of(const std::string& marker);
-// Starts a process in `box` that never rests, and checks that freeze stops it (its processor time stands still) and thaw
-// sets it going again.
+// Starts a process in `box` that never rests, and checks that freeze stops it (its processor time stands still) and
+// thaw sets it going again.
 void expect_freeze_works(Sandbox& box);
 // Everything on the host that belongs to runs whose directory lies under `base`: their folders, their cgroups, mounts.
 std::vector<std::string> traces_of(const fs::path& base);
