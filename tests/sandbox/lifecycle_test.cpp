@@ -49,13 +49,13 @@ TEST_F(Lifecycle, ADestroyedSandboxLeavesNothing) {
   for (const std::string& trace : traces_of(folder_.path())) {
     EXPECT_TRUE(trace.starts_with("folder") || trace.starts_with("cgroup")) << trace;
   }
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator("/sys/fs/cgroup")) {
-    if (entry.path().filename() == runs_under(folder_.path()).front()) {
+  for (const fs::path& cgroup : cgroups()) {
+    if (cgroup.filename() == runs_under(folder_.path()).front()) {
       int children = 0;
-      for (const fs::directory_entry& child : fs::directory_iterator(entry.path())) {
+      for (const fs::directory_entry& child : fs::directory_iterator(cgroup)) {
         children += child.is_directory() ? 1 : 0;
       }
-      EXPECT_EQ(children, 1) << entry.path();  // of `box`
+      EXPECT_EQ(children, 1) << cgroup;  // of `box`
     }
   }
 }

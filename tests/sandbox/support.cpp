@@ -130,6 +130,20 @@ std::vector<std::string> runs_under(const fs::path& base) {
   return runs;
 }
 
+std::vector<fs::path> cgroups() {
+  for (;;) {
+    std::vector<fs::path> found;
+    std::error_code vanished;  // others make and remove cgroups while we walk: then the walk starts again
+    fs::recursive_directory_iterator at("/sys/fs/cgroup", fs::directory_options::skip_permission_denied, vanished);
+    for (; !vanished && at != fs::recursive_directory_iterator(); at.increment(vanished)) {
+      found.push_back(at->path());
+    }
+    if (!vanished) {
+      return found;
+    }
+  }
+}
+
 std::vector<std::string> traces_of(const fs::path& base) {
   static std::set<std::string> seen;  // a run's folder may be gone when its cgroups are not
   std::vector<std::string> traces;
@@ -137,11 +151,9 @@ std::vector<std::string> traces_of(const fs::path& base) {
     traces.push_back("folder " + run);
     seen.insert(run);
   }
-  std::error_code ignored;
-  for (const fs::directory_entry& entry :
-       fs::recursive_directory_iterator("/sys/fs/cgroup", fs::directory_options::skip_permission_denied, ignored)) {
-    if (seen.contains(entry.path().filename().string())) {
-      traces.push_back("cgroup " + entry.path().string());
+  for (const fs::path& cgroup : cgroups()) {
+    if (seen.contains(cgroup.filename().string())) {
+      traces.push_back("cgroup " + cgroup.string());
     }
   }
   std::istringstream mounts(slurp("/proc/self/mountinfo"));

@@ -38,6 +38,9 @@ class Folder {
   fs::path path_;
 };
 
+// Every file and folder of the cgroup tree.
+std::vector<std::filesystem::path> cgroups();
+
 // A text that no other process of this machine has in its command line.
 std::string unique_marker();
 // Host pids of processes with `marker` in their command line.
