@@ -32,12 +32,6 @@ void write_all(int fd, const char* data, std::size_t size, const std::string& pa
   }
 }
 
-void sync_directory(const std::filesystem::path& path) {
-  const std::string directory = path.has_parent_path() ? path.parent_path().string() : ".";
-  const Descriptor d{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (d.fd < 0 || ::fsync(d.fd) != 0) fail_errno("cannot sync directory", directory);
-}
-
 constexpr std::array<std::uint32_t, 256> make_crc_table() {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t i = 0; i < 256; ++i) {
@@ -66,6 +60,11 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   }
 }
 
+void sync_directory(const std::filesystem::path& directory) {
+  const Descriptor d{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (d.fd < 0 || ::fsync(d.fd) != 0) fail_errno("cannot sync directory", directory.string());
+}
+
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   temporary_ = path_;
   temporary_ += ".tmp";
@@ -89,7 +88,7 @@ void AtomicFile::commit() {
   if (closed != 0) fail_errno("cannot close", temporary_.string());
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno("cannot rename onto", path_.string());
   committed_ = true;
-  sync_directory(path_);
+  sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
 }
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content) {

@@ -36,6 +36,9 @@ class AtomicFile {
   bool committed_ = false;
 };
 
+// Makes renames and removals inside `directory` durable. Throws Error{io}.
+void sync_directory(const std::filesystem::path& directory);
+
 // A read-only memory map of a whole file. Owns the mapping.
 class MappedFile {
  public:

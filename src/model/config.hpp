@@ -23,6 +23,7 @@ struct KdaConfig {
   bool bounded = false;         // gate_lower_bound is present
   float lower_bound = 0;
   int channels() const { return heads * head_dim; }
+  numerics::KdaShape shape() const { return {heads, head_dim, head_dim, bounded}; }
 };
 
 struct MlaConfig {

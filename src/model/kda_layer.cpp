@@ -7,9 +7,6 @@ namespace {
 
 constexpr float kL2Epsilon = 1e-6F;
 
-numerics::KdaShape kda_shape(const KdaConfig& c) {
-  return {c.heads, c.head_dim, c.head_dim, c.bounded};
-}
 numerics::GateShape gate_shape(const KdaConfig& c) {
   return {c.heads, c.head_dim, c.bounded, c.lower_bound};
 }
@@ -34,7 +31,7 @@ void run_heads(const Pass& pass, int layer, const KdaConfig& c, KdaTape& t, bool
       const int head = static_cast<int>(item % c.heads);
       const std::int64_t row = pass.first_row[s], rows = pass.first_row[s + 1] - row;
       const std::int64_t at = row * c.channels();
-      numerics::kda_forward(kda_shape(c), head, head + 1, pass.spans[s].position, rows, t.q + at, t.k + at, t.y[2] + at,
+      numerics::kda_forward(c.shape(), head, head + 1, pass.spans[s].position, rows, t.q + at, t.k + at, t.y[2] + at,
                             t.g + at, t.beta + row * c.heads, pass.layout.kda_state(pass.spans[s].state, layer),
                             t.o + at, keep_chunks ? t.chunk_states[s] : nullptr);
     }
@@ -128,7 +125,7 @@ KdaAdjoints heads_backward(const Pass& pass, const KdaConfig& c, const KdaTape& 
       const auto s = static_cast<std::size_t>(item / c.heads);
       const int head = static_cast<int>(item % c.heads);
       const std::int64_t row = pass.first_row[s], at = row * c.channels();
-      numerics::kda_backward(kda_shape(c), head, head + 1, pass.first_row[s + 1] - row, t.q + at, t.k + at, t.y[2] + at,
+      numerics::kda_backward(c.shape(), head, head + 1, pass.first_row[s + 1] - row, t.q + at, t.k + at, t.y[2] + at,
                              t.g + at, t.beta + row * c.heads, t.chunk_states[s], d_o + at, d.q + at, d.k + at,
                              d.v + at, d.g + at, d.beta + row * c.heads);
     }

@@ -18,9 +18,8 @@ StateLayout::StateLayout(const Config& config)
       index_dim_(config.index.dim),
       latent_row_(element_bytes(config.format) * static_cast<std::size_t>(latent_dim_)),
       index_row_(element_bytes(config.format) * static_cast<std::size_t>(index_dim_)) {
-  const numerics::KdaShape shape{config.kda.heads, config.kda.head_dim, config.kda.head_dim, config.kda.bounded};
-  kda_state_bytes_ =
-      align64(static_cast<std::size_t>(config.kda.heads) * numerics::kda_head_state_floats(shape) * sizeof(float));
+  kda_state_bytes_ = align64(static_cast<std::size_t>(config.kda.heads) *
+                             numerics::kda_head_state_floats(config.kda.shape()) * sizeof(float));
   const std::size_t tail_bytes = align64(9 * static_cast<std::size_t>(config.kda.channels()) * sizeof(float));
   for (const LayerKind kind : config.layers) {
     if (kind == LayerKind::mla) {

@@ -1,8 +1,5 @@
 #include "rl/checkpoint.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -34,14 +31,6 @@ std::vector<std::int64_t> steps_in(const fs::path& folder) {
     if (const auto step = step_of(entry.path())) steps.push_back(*step);
   std::sort(steps.begin(), steps.end());
   return steps;
-}
-
-void sync_directory(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) fail_errno("cannot open", folder.string());
-  const int synced = ::fsync(fd);
-  ::close(fd);
-  if (synced != 0) fail_errno("cannot sync", folder.string());
 }
 
 json to_json(const Estimate& e) {

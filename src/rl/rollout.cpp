@@ -38,10 +38,6 @@ struct Actor {
 // What a tool call returns when the tool is switched off (a control).
 constexpr const char* kToolDisabled = "tool disabled";
 
-std::string describe(const std::exception& error) {
-  return error.what();
-}
-
 }  // namespace
 
 RolloutStats& RolloutStats::operator+=(const RolloutStats& other) {
@@ -85,7 +81,7 @@ struct Rollout::Impl {
         a.box = open_sandbox(runtime, a.group->episode);
         if (options.freeze) a.box->freeze();
       } catch (const std::exception& error) {
-        failure = describe(error);
+        failure = error.what();
       }
       return [this, &a, failure] {
         a.box_ready = true;
@@ -108,7 +104,7 @@ struct Rollout::Impl {
         for (const auto& call : a.calls) results.push_back(use_tool(a, call));
         if (options.freeze) a.box->freeze();
       } catch (const std::exception& error) {
-        failure = describe(error);
+        failure = error.what();
       }
       return [this, &a, results, failure] { failure.empty() ? continue_with(a, results) : fail_actor(a, failure); };
     });
@@ -135,7 +131,7 @@ struct Rollout::Impl {
       try {
         result = grade(*a.box, a.group->episode, a.record.answer);
       } catch (const std::exception& error) {
-        result.reason = describe(error);
+        result.reason = error.what();
       }
       return [this, &a, result] {
         if (!result.graded) return fail_actor(a, result.reason);

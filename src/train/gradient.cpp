@@ -67,6 +67,14 @@ void check(std::span<const TrainSequence> sequences) {
   }
 }
 
+// One value for each masked token.
+std::vector<std::vector<float>> room_for_logprobs(std::span<const TrainSequence> sequences) {
+  std::vector<std::vector<float>> out;
+  for (const auto& s : sequences)
+    out.emplace_back(static_cast<std::size_t>(std::accumulate(s.mask.begin(), s.mask.end(), 0)));
+  return out;
+}
+
 // A masked token: the hidden row that predicts it, its id, and where its log-probability goes.
 struct Target {
   std::int64_t row;
@@ -88,7 +96,6 @@ struct GradientWorker::Impl {
   };
   std::mutex mutex;
   std::vector<std::unique_ptr<Thread>> idle;
-  std::size_t made = 0;
 
   Impl(const model::Model& m, Team& t) : model(m), layout(m.config()), team(t), pool(layout) {}
 
@@ -198,12 +205,8 @@ GradientResult GradientWorker::run(std::span<const TrainSequence> sequences, con
   check(sequences);
   Impl& impl = *impl_;
   GradientResult result;
-  result.logprobs.resize(sequences.size());
-  for (std::size_t i = 0; i < sequences.size(); ++i) {
-    result.logprobs[i].resize(
-        static_cast<std::size_t>(std::accumulate(sequences[i].mask.begin(), sequences[i].mask.end(), 0)));
-    result.tokens += static_cast<std::int64_t>(sequences[i].tokens.size());
-  }
+  result.logprobs = room_for_logprobs(sequences);
+  for (const TrainSequence& s : sequences) result.tokens += static_cast<std::int64_t>(s.tokens.size());
   const auto& config = impl.model.config();
   const auto load_size =
       static_cast<std::size_t>(config.layer_count()) * static_cast<std::size_t>(config.experts.count);
@@ -259,10 +262,7 @@ std::vector<std::vector<float>> GradientWorker::score(std::span<const TrainSeque
                                                       const GradientOptions& options) {
   check(sequences);
   Impl& impl = *impl_;
-  std::vector<std::vector<float>> logprobs(sequences.size());
-  for (std::size_t i = 0; i < sequences.size(); ++i)
-    logprobs[i].resize(
-        static_cast<std::size_t>(std::accumulate(sequences[i].mask.begin(), sequences[i].mask.end(), 0)));
+  std::vector<std::vector<float>> logprobs = room_for_logprobs(sequences);
   const std::vector<MicroBatch> batches = pack(sequences, options.micro_batch_tokens);
   impl.team.parallel(static_cast<std::int64_t>(batches.size()), 1, [&](std::int64_t index, std::int64_t) {
     auto thread = impl.borrow();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
 
 namespace tidelock::engine {
@@ -45,17 +46,6 @@ SamplingParams params(std::uint64_t seed, std::int64_t max_tokens, Tokens stop =
   p.max_tokens = max_tokens;
   p.stop_tokens = std::move(stop);
   return p;
-}
-
-template <typename F>
-void expect_refused(ErrorCode code, const std::string& part, F&& body) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown, expected: " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
 }
 
 class EngineTest : public ::testing::TestWithParam<Variant> {

@@ -3,8 +3,10 @@
 #include <limits>
 #include <tuple>
 
+#include "model/expect_refused.hpp"
 #include "model/safetensors.hpp"
 #include "model/small_model.hpp"
+#include "model/stored_tensors.hpp"
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
@@ -12,34 +14,19 @@ namespace {
 
 using namespace testing;
 
-struct Stored {
-  std::string name;
-  Dtype dtype;
-  std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
-};
-
 class AdapterIo : public ::testing::TestWithParam<Variant> {
  protected:
   TemporaryFolder folder;
   std::unique_ptr<Model> model = make_small_model(small_config(GetParam()));
   AdapterValues values = random_adapter(*model, 3, 0.1F, 5);
-  std::vector<Stored> stored;
-  std::map<std::string, std::string> metadata;
+  StoredFile file;
 
   AdapterIo() {
     save_adapter(*model, values, folder.path, "base");
-    const SafetensorsFile file(folder.path / "adapter_model.safetensors");
-    for (const auto& [name, t] : file.tensors())
-      stored.push_back({name, t.dtype, t.shape, {t.bytes.begin(), t.bytes.end()}});
-    metadata = file.metadata();
+    file = StoredFile(folder.path / "adapter_model.safetensors");
     config = read_file(folder.path / "adapter_config.json");
   }
-  void write() {
-    std::vector<TensorToWrite> tensors;
-    for (const Stored& t : stored) tensors.push_back({t.name, t.dtype, t.shape, t.bytes});
-    write_safetensors(folder.path / "adapter_model.safetensors", tensors, metadata);
-  }
+  void write() { file.write(folder.path / "adapter_model.safetensors"); }
   void expect_load_refused(const std::string& part, ErrorCode code = ErrorCode::corrupt_data) {
     expect_refused(code, part, [&] { load_adapter(*model, folder.path); });
   }
@@ -92,53 +79,53 @@ TEST_P(AdapterIo, TheHashSeesEverything) {
 }
 
 TEST_P(AdapterIo, ChangedValuesDoNotMatchTheirHash) {
-  stored[3].bytes[0] ^= std::byte{1};
+  file.tensors[3].bytes[0] ^= std::byte{1};
   write();
   expect_load_refused("hash", ErrorCode::mismatch);
-  metadata.erase("tidelock_sha256");  // another program's adapter has none
+  file.metadata.erase("tidelock_sha256");  // another program's adapter has none
   write();
   EXPECT_NE(load_adapter(*model, folder.path).sha256(*model), values.sha256(*model));
 }
 
 TEST_P(AdapterIo, AnotherContractIsRefused) {
-  metadata["tidelock_contract"] = "tidelock-0";
+  file.metadata["tidelock_contract"] = "tidelock-0";
   write();
   expect_load_refused("tidelock-0", ErrorCode::mismatch);
 }
 
 TEST_P(AdapterIo, TensorsThatDoNotBelongAreNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   const std::string prefix = "base_model.model.";
-  const std::string module = stored[0].name.substr(0, stored[0].name.rfind(".lora_"));
+  const std::string module = file.tensors[0].name.substr(0, file.tensors[0].name.rfind(".lora_"));
   for (const std::string& name :
        {prefix + "model.layers.77.self_attn.q_proj.lora_A.weight", prefix + "lm_head.lora_A.weight",
         module + ".lora_magnitude_vector", module + ".lora_A.other.weight", std::string("free.weight")}) {
-    stored = all;
-    stored.push_back({name, Dtype::f32, {1}, std::vector<std::byte>(4)});
+    file.tensors = all;
+    file.tensors.push_back({name, Dtype::f32, {1}, std::vector<std::byte>(4)});
     write();
     expect_load_refused(name);
   }
 }
 
 TEST_P(AdapterIo, HalfAPairIsNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   for (const std::size_t i : {std::size_t{0}, std::size_t{1}, all.size() - 1}) {
-    stored = all;
-    stored.erase(stored.begin() + static_cast<std::ptrdiff_t>(i));
+    file.tensors = all;
+    file.tensors.erase(file.tensors.begin() + static_cast<std::ptrdiff_t>(i));
     write();
     expect_load_refused("only one of lora_A and lora_B");
   }
 }
 
 TEST_P(AdapterIo, WrongShapesAreNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
-    stored = all;
-    std::swap(stored[i].shape[0], stored[i].shape[1]);
+    file.tensors = all;
+    std::swap(file.tensors[i].shape[0], file.tensors[i].shape[1]);
     write();
-    expect_load_refused(stored[i].name);
+    expect_load_refused(file.tensors[i].name);
   }
-  stored = all;
+  file.tensors = all;
   write();
   edit("\"r\": 3", "\"r\": 4");  // the config promises another rank than the tensors have
   expect_load_refused("lora_A");
@@ -146,9 +133,9 @@ TEST_P(AdapterIo, WrongShapesAreNamed) {
 
 TEST_P(AdapterIo, NanIsNamed) {
   const float bad = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(stored[2].bytes.data(), &bad, 4);
+  std::memcpy(file.tensors[2].bytes.data(), &bad, 4);
   write();
-  expect_load_refused(stored[2].name);
+  expect_load_refused(file.tensors[2].name);
 }
 
 TEST_P(AdapterIo, BadConfigsAreRefused) {

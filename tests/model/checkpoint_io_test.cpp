@@ -6,8 +6,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "model/expect_refused.hpp"
 #include "model/safetensors.hpp"
 #include "model/small_model.hpp"
+#include "model/stored_tensors.hpp"
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
@@ -15,29 +17,17 @@ namespace {
 
 using namespace testing;
 
-// A tensor as it stands in a file, to be changed and written again.
-struct Stored {
-  std::string name;
-  Dtype dtype;
-  std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
-};
-
 class CheckpointIo : public ::testing::TestWithParam<Variant> {
  protected:
   TemporaryFolder folder;
   std::unique_ptr<Model> model = make_small_model(small_config(GetParam()));
   std::vector<std::vector<float>> values;
-  std::vector<Stored> stored;
-  std::map<std::string, std::string> metadata;
+  StoredFile file;
 
   CheckpointIo() {
     for (ParameterId id = 0; id < count(); ++id) values.push_back(small_values(*model, id, 7));
     save_model(*model, source(), folder.path);
-    const SafetensorsFile file(folder.path / "model.safetensors");
-    for (const auto& [name, t] : file.tensors())
-      stored.push_back({name, t.dtype, t.shape, {t.bytes.begin(), t.bytes.end()}});
-    metadata = file.metadata();
+    file = StoredFile(folder.path / "model.safetensors");
   }
   ParameterId count() const { return static_cast<ParameterId>(model->parameters().size()); }
   ValueSource source() const {
@@ -45,7 +35,7 @@ class CheckpointIo : public ::testing::TestWithParam<Variant> {
   }
   const std::string& name(ParameterId id) const { return model->parameter(id).name; }
   Stored& tensor(const std::string& wanted) {
-    for (Stored& t : stored)
+    for (Stored& t : file.tensors)
       if (t.name == wanted) return t;
     throw std::logic_error(wanted);
   }
@@ -53,11 +43,7 @@ class CheckpointIo : public ::testing::TestWithParam<Variant> {
     const auto bytes = std::as_bytes(std::span(x));
     return {bytes.begin(), bytes.end()};
   }
-  void write() {
-    std::vector<TensorToWrite> tensors;
-    for (const Stored& t : stored) tensors.push_back({t.name, t.dtype, t.shape, t.bytes});
-    write_safetensors(folder.path / "model.safetensors", tensors, metadata);
-  }
+  void write() { file.write(folder.path / "model.safetensors"); }
   std::unique_ptr<Model> load() { return load_model(folder.path, true); }
   void expect_load_refused(const std::string& part, ErrorCode code = ErrorCode::corrupt_data) {
     expect_refused(code, part, [&] { load(); });
@@ -130,7 +116,7 @@ TEST_P(CheckpointIo, OtherShapesOfTheSameValuesAreAccepted) {
 TEST_P(CheckpointIo, AFloat32FileOfTheModelIsRoundedOnce) {
   for (ParameterId id = 0; id < count(); ++id) {
     Stored& t = tensor(name(id));
-    if (model->parameter(id).kind == ParameterKind::conv) continue;  // stored as float32, in another order
+    if (model->parameter(id).kind == ParameterKind::conv) continue;  // file.tensors as float32, in another order
     t.dtype = Dtype::f32;
     t.bytes = as_bytes(values[static_cast<std::size_t>(id)]);
   }
@@ -139,24 +125,24 @@ TEST_P(CheckpointIo, AFloat32FileOfTheModelIsRoundedOnce) {
 }
 
 TEST_P(CheckpointIo, EveryMissingTensorIsNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   for (std::size_t i = 0; i < all.size(); i += 7) {
-    stored = all;
-    stored.erase(stored.begin() + static_cast<std::ptrdiff_t>(i));
+    file.tensors = all;
+    file.tensors.erase(file.tensors.begin() + static_cast<std::ptrdiff_t>(i));
     write();
     expect_load_refused(all[i].name + " ");
   }
 }
 
 TEST_P(CheckpointIo, AnUnknownTensorIsNamed) {
-  stored.push_back({"model.layers.0.self_attn.z_proj.weight", Dtype::f32, {1}, std::vector<std::byte>(4)});
+  file.tensors.push_back({"model.layers.0.self_attn.z_proj.weight", Dtype::f32, {1}, std::vector<std::byte>(4)});
   write();
   expect_load_refused("model.layers.0.self_attn.z_proj.weight");
 }
 
 TEST_P(CheckpointIo, VisionTensorsAreLeftOutWithANotice) {
-  stored.push_back({"vision_tower.patch.weight", Dtype::f32, {2}, std::vector<std::byte>(8)});
-  stored.push_back({"mm_projector.proj.0.weight", Dtype::u8, {3}, std::vector<std::byte>(3)});
+  file.tensors.push_back({"vision_tower.patch.weight", Dtype::f32, {2}, std::vector<std::byte>(8)});
+  file.tensors.push_back({"mm_projector.proj.0.weight", Dtype::u8, {3}, std::vector<std::byte>(3)});
   write();
   std::ostringstream log;
   const auto before = spdlog::default_logger();
@@ -168,16 +154,16 @@ TEST_P(CheckpointIo, VisionTensorsAreLeftOutWithANotice) {
 }
 
 TEST_P(CheckpointIo, WrongShapesAndTypesAreNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   const LayerIds& first = model->layers[0];
   for (const ParameterId id : {model->head, first.kda.q, first.ffn.down, first.attention_norm, first.kda.v_conv}) {
-    stored = all;
+    file.tensors = all;
     Stored& turned = tensor(name(id));
     std::reverse(turned.shape.begin(), turned.shape.end());
     turned.shape.push_back(1);
     write();
     expect_load_refused(turned.name);
-    stored = all;
+    file.tensors = all;
     Stored& integers = tensor(name(id));
     integers.dtype = integers.dtype == Dtype::bf16 ? Dtype::i16 : Dtype::i32;
     write();
@@ -186,12 +172,12 @@ TEST_P(CheckpointIo, WrongShapesAndTypesAreNamed) {
 }
 
 TEST_P(CheckpointIo, NanAndInfinityAreNamed) {
-  const auto all = stored;
+  const auto all = file.tensors;
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()})
     for (const ParameterId id : {model->embedding, model->layers[0].kda.dt_bias, model->layers[1].ffn.expert_up[2],
                                  model->layers[0].kda.a_log}) {
-      stored = all;
+      file.tensors = all;
       Stored& t = tensor(name(id));
       const std::uint32_t bits = std::bit_cast<std::uint32_t>(bad);
       const std::size_t size = dtype_size(t.dtype);
@@ -213,11 +199,11 @@ TEST_P(CheckpointIo, ATruncatedFileIsRefused) {
 }
 
 TEST_P(CheckpointIo, AnotherContractIsRefused) {
-  ASSERT_EQ(metadata["tidelock_contract"], numerics::kContractName);
-  metadata["tidelock_contract"] = "tidelock-0";
+  ASSERT_EQ(file.metadata["tidelock_contract"], numerics::kContractName);
+  file.metadata["tidelock_contract"] = "tidelock-0";
   write();
   expect_load_refused("tidelock-0", ErrorCode::mismatch);
-  metadata.clear();  // another program's file
+  file.metadata.clear();  // another program's file
   write();
   expect_loads_the_same();
 }

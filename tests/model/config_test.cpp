@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
 #include "model/temporary_folder.hpp"
 

@@ -1,7 +1,6 @@
-// A folder that goes when the test does, and what was thrown.
+// A folder that goes when the test does.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -26,18 +25,5 @@ class TemporaryFolder {
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   std::filesystem::path path;
 };
-
-// `body` must throw Error{code} with `part` in its message.
-template <typename F>
-void expect_refused(ErrorCode code, const std::string& part, F&& body) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown; expected an error about " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-        << "\"" << error.what() << "\" says nothing about " << part;
-  }
-}
 
 }  // namespace tidelock::model::testing

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
 #include "train/train.hpp"
 
@@ -19,17 +20,6 @@ class Parameters : public ::testing::TestWithParam<Variant> {
 };
 INSTANTIATE_TEST_SUITE_P(Family, Parameters, ::testing::ValuesIn(all_variants()),
                          [](const auto& test) { return test.param.name(); });
-
-template <typename F>
-void expect_refused(ErrorCode code, const std::string& part, F&& body) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown, expected: " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
-}
 
 TEST_P(Parameters, FullLayoutIsParameterOrderWithoutAHole) {
   FullParameters full(*model);
