@@ -50,7 +50,7 @@ class ModelPlan {
   ParameterId zeros(const std::string& name, int n) { return add(name, {n}, ParameterKind::vector, 0, 0); }
   ParameterId linear(const std::string& name, int out, int in, bool split = false) {
     const auto id = add(name, {out, in}, ParameterKind::linear, 1.0F / std::sqrt(static_cast<float>(in)));
-    if (split) mutable_parameter(id).segments = numerics::split_segments(in);
+    if (split) mutable_parameter(id).segments = numerics::split_segments(c_.format, in);
     return id;
   }
   void mix(const std::string& base, ParameterId& norm, ParameterId& proj) {

@@ -313,23 +313,6 @@ std::vector<std::string> Checkpoint::names() const {
   return names;
 }
 
-float widen_f16(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
-  std::uint32_t exponent = (bits >> 10) & 0x1FU, mantissa = bits & 0x3FFU;
-  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000U | (mantissa << 13));
-  if (exponent == 0) {
-    if (mantissa == 0) return std::bit_cast<float>(sign);
-    // A denormal half is a normal float. Only integers here: the thread may flush denormals.
-    exponent = 1;
-    while ((mantissa & 0x400U) == 0) {
-      mantissa <<= 1;
-      --exponent;  // wraps below zero; the bias added below brings it back
-    }
-    mantissa &= 0x3FFU;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 127 - 15) << 23) | (mantissa << 13));
-}
-
 std::vector<float> read_f32(const TensorInfo& tensor, const std::vector<std::int64_t>& expected_shape,
                             bool refuse_nan) {
   if (tensor.shape != expected_shape)
@@ -343,7 +326,7 @@ std::vector<float> read_f32(const TensorInfo& tensor, const std::vector<std::int
     for (std::size_t i = 0; i < count; ++i) {
       std::uint16_t bits = 0;
       std::memcpy(&bits, tensor.bytes.data() + 2 * i, 2);
-      values[i] = tensor.dtype == Dtype::bf16 ? numerics::to_float(numerics::bf16{bits}) : widen_f16(bits);
+      values[i] = tensor.dtype == Dtype::bf16 ? numerics::to_float(numerics::bf16{bits}) : numerics::f16_to_float(bits);
     }
   } else {
     fail(ErrorCode::corrupt_data, "tensor \"{}\" is {}, expected F32, BF16 or F16", tensor.name,

@@ -81,8 +81,6 @@ class Checkpoint {
 std::vector<float> read_f32(const TensorInfo& tensor, const std::vector<std::int64_t>& expected_shape,
                             bool refuse_nan = true);
 
-float widen_f16(std::uint16_t bits);  // IEEE half, exact; for bf16 see numerics/formats.hpp
-
 struct TensorToWrite {
   std::string name;
   Dtype dtype = Dtype::f32;

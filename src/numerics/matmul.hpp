@@ -6,6 +6,10 @@
 //   bf16:  for each pair (2p, 2p+1): acc = fma(x[2p+1], w[2p+1], acc), then acc = fma(x[2p], w[2p], acc)   (odd element
 //          first, then even: the order in which vdpbf16ps rounds); an odd k is padded with a zero;
 //   f32:   acc = fma(x[k], w[k], acc).
+//   block formats (quant.hpp; bf16 inputs, codes exact in bf16): for each sub-block, its own chain c over codes as for
+//   bf16,
+//          from zero; then acc = fma(scale, c, acc), and where the format has minima acc = fma(-min, s, acc), s being
+//          the sum of the sub-block's 32 inputs: x[i] + x[i + 16] in 16 lanes, then the fixed tree (rowops.hpp).
 // With `segments` > 1 (rule 2: inputs that may be split over ranks) k is cut into that many equal runs; each has its
 // own chain from zero, and the sums are added in ascending order. Flush-to-zero and denormals-are-zero throughout.
 #pragma once
@@ -28,6 +32,10 @@ class PackedMatrix {
   // (bf16: in / segments must be even unless segments is 1).
   static PackedMatrix pack(Format format, const float* w, std::int64_t out, std::int64_t in, int segments = 1);
   static PackedMatrix pack(const bf16* w, std::int64_t out, std::int64_t in, int segments = 1);
+  // Rows of a format's own blocks (quant.hpp: row_bytes(format, in) each, row_stride bytes apart), f32 and bf16 too. In
+  // must be whole blocks, a segment whole sub-blocks of 32. Lossless.
+  static PackedMatrix pack_blocks(Format format, const std::byte* rows, std::size_t row_stride, std::int64_t out,
+                                  std::int64_t in, int segments = 1);
   // The transpose as f32, for the backward pass: a matrix of shape [in, out] made of w [out, in], so that
   // matmul(x = dy [rows, out]) gives dx [rows, in]. With Format::bf16 the values are those of the rounded weights.
   static PackedMatrix pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in);
@@ -52,8 +60,8 @@ class PackedMatrix {
   std::unique_ptr<std::byte[], Free> data_;
 };
 
-// The largest power of two up to 8 that rule 2 allows for an input dimension `in`.
-int split_segments(std::int64_t in);
+// The largest power of two up to 8 that rule 2 allows for an input dimension `in` of that format.
+int split_segments(Format format, std::int64_t in);
 
 enum class Output { store, add };  // y = result, or y = y + result (one rounding more)
 
@@ -77,6 +85,9 @@ void matmul_bf16(const bf16* w, const bf16* x, std::int64_t rows, std::int64_t o
                  float* y, Output output);
 void matmul_f32(const float* w, const float* x, std::int64_t rows, std::int64_t out, std::int64_t in, int segments,
                 float* y, Output output);
+// w: [out] rows of blocks.
+void matmul_blocks(Format format, const std::byte* w, const bf16* x, std::int64_t rows, std::int64_t out,
+                   std::int64_t in, int segments, float* y, Output output);
 void matmul_transposed_a(const float* a, const float* b, std::int64_t rows, std::int64_t n, std::int64_t k, float* c,
                          Output output);
 }  // namespace reference

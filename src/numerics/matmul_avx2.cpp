@@ -1,5 +1,5 @@
 #include "numerics/matmul_kernels.inl"
 
 namespace tidelock::numerics {
-const MatmulKernels kMatmulAvx2 = TIDELOCK_ISA_NAMESPACE::kKernels;
+const DenseKernels kMatmulAvx2 = TIDELOCK_ISA_NAMESPACE::kDenseKernels;
 }  // namespace tidelock::numerics

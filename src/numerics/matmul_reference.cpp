@@ -1,7 +1,9 @@
 // The triple loops that define the matrix products of the contract.
 #include <cmath>
+#include <vector>
 
 #include "numerics/matmul.hpp"
+#include "numerics/quant.hpp"
 
 namespace tidelock::numerics::reference {
 namespace {
@@ -41,6 +43,44 @@ void matmul_f32(const float* w, const float* x, std::int64_t rows, std::int64_t 
       finish(y[m * out + o], in, segments, output, [&](std::int64_t k0, std::int64_t k1) {
         float acc = 0;
         for (std::int64_t k = k0; k < k1; ++k) acc = std::fma(x[m * in + k], w[o * in + k], acc);
+        return acc;
+      });
+    }
+  }
+}
+
+namespace {
+
+float block_sum(const bf16* x) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = to_float(x[i]) + to_float(x[i + 16]);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+}  // namespace
+
+void matmul_blocks(Format format, const std::byte* w, const bf16* x, std::int64_t rows, std::int64_t out,
+                   std::int64_t in, int segments, float* y, Output output) {
+  const std::int64_t sub = sub_block(format);
+  std::vector<float> codes(static_cast<std::size_t>(in)), scales(codes.size()), mins(codes.size());
+  for (std::int64_t o = 0; o < out; ++o) {
+    unpack_codes(format, w + static_cast<std::size_t>(o) * row_bytes(format, in), in, codes.data(), scales.data(),
+                 mins.data());
+    for (std::int64_t m = 0; m < rows; ++m) {
+      finish(y[m * out + o], in, segments, output, [&](std::int64_t k0, std::int64_t k1) {
+        float acc = 0;
+        for (std::int64_t b = k0 / sub; b < k1 / sub; ++b) {
+          const auto s = static_cast<std::size_t>(b);
+          float chain = 0;
+          for (std::int64_t k = b * sub; k < (b + 1) * sub; k += 2) {
+            chain = std::fma(to_float(x[m * in + k + 1]), codes[static_cast<std::size_t>(k) + 1], chain);
+            chain = std::fma(to_float(x[m * in + k]), codes[static_cast<std::size_t>(k)], chain);
+          }
+          acc = std::fma(scales[s], chain, acc);
+          if (has_minimum(format)) acc = std::fma(-mins[s], block_sum(x + m * in + b * sub), acc);
+        }
         return acc;
       });
     }

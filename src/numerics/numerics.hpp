@@ -6,4 +6,5 @@
 #include "numerics/isa.hpp"
 #include "numerics/kda.hpp"
 #include "numerics/matmul.hpp"
+#include "numerics/quant.hpp"
 #include "numerics/rowops.hpp"

@@ -180,7 +180,7 @@ TEST(Safetensors, HalfWidensExactly) {
     const auto half = static_cast<std::uint16_t>(bits);
     const int exponent = (half >> 10) & 31, mantissa = half & 1023;
     const double sign = (half & 0x8000) != 0 ? -1.0 : 1.0;
-    const float wide = widen_f16(half);
+    const float wide = numerics::f16_to_float(half);
     if (exponent == 31) {
       EXPECT_TRUE(mantissa != 0 ? std::isnan(wide) : std::isinf(wide));
     } else {

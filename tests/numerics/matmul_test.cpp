@@ -14,32 +14,10 @@
 
 #include "base/error.hpp"
 #include "base/random.hpp"
+#include "numerics/paths.hpp"
 
 namespace tidelock::numerics {
 namespace {
-
-std::vector<Isa> available() {
-  std::vector<Isa> list;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16})
-    if (isa_available(isa)) list.push_back(isa);
-  return list;
-}
-
-// Forces a path, proves at the end that it ran, and restores the choice.
-class Forced {
- public:
-  explicit Forced(Isa path) : before_(isa()), path_(path), count_(matmul_path_count(path)) { force_isa(path); }
-  ~Forced() {
-    EXPECT_GT(matmul_path_count(path_), count_) << isa_name(path_) << " did not run";
-    force_isa(before_);
-  }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-
- private:
-  Isa before_, path_;
-  std::uint64_t count_;
-};
 
 enum class Values {
   plain,    // both signs, 13 exponents: nearly every addition of bf16 products rounds
@@ -162,7 +140,7 @@ void check_outer(Random& random, std::int64_t rows, std::int64_t n, std::int64_t
       ASSERT_EQ(c.at(r, j), before.at(r, j)) << "column " << j << " beyond k = " << k << " was written";
 }
 
-class MatmulPath : public testing::TestWithParam<Isa> {
+class MatmulPath : public ::testing::TestWithParam<Isa> {
  protected:
   static Output either(Random& random) { return random.below(2) == 0 ? Output::store : Output::add; }
   static std::int64_t between(Random& random, std::int64_t low, std::int64_t high) {
@@ -172,7 +150,7 @@ class MatmulPath : public testing::TestWithParam<Isa> {
 
 // Every size from 1 to 70 in each dimension, the other two random.
 TEST_P(MatmulPath, EqualsReferenceOverOddSizes) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(1);
   for (std::int64_t size = 1; size <= 70; ++size) {
     for (int dimension = 0; dimension < 3; ++dimension) {
@@ -187,7 +165,7 @@ TEST_P(MatmulPath, EqualsReferenceOverOddSizes) {
 
 // Every tile shape: 1..17 rows x 1..10 panels, with a full and with a short last panel.
 TEST_P(MatmulPath, EqualsReferenceInEveryTileShape) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(2);
   for (std::int64_t rows = 1; rows <= 17; ++rows) {
     for (std::int64_t panels = 1; panels <= 10; ++panels) {
@@ -200,7 +178,7 @@ TEST_P(MatmulPath, EqualsReferenceInEveryTileShape) {
 }
 
 TEST_P(MatmulPath, EqualsReferenceOnDenormalsZerosAndInfinities) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(3);
   for (int i = 0; i < 60; ++i) {
     const Values kind = i % 2 == 0 ? Values::special : Values::spread;
@@ -212,7 +190,7 @@ TEST_P(MatmulPath, EqualsReferenceOnDenormalsZerosAndInfinities) {
 }
 
 TEST_P(MatmulPath, EqualsReferenceInSegments) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(4);
   for (const int segments : {2, 3, 4, 8}) {
     for (int i = 0; i < 20; ++i) {
@@ -227,7 +205,7 @@ TEST_P(MatmulPath, EqualsReferenceInSegments) {
 }
 
 TEST_P(MatmulPath, EqualsReferenceWithManyThreadsAndLargeSizes) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(5);
   const bool slow = GetParam() == Isa::scalar;
   for (const int threads : {1, 2, 3}) {
@@ -248,7 +226,7 @@ TEST_P(MatmulPath, EqualsReferenceWithManyThreadsAndLargeSizes) {
 
 // A row's bits do not depend on how many rows share the call, nor on its place among them.
 TEST_P(MatmulPath, RowsAloneEqualRowsTogether) {
-  const Forced forced(GetParam());
+  const numerics::testing::ForcedIsa forced(GetParam());
   Random random(6);
   const std::int64_t rows = 29, out = 150, in = 201;
   const auto w = random_matrix<float>(random, out, in, 0, Values::plain);
@@ -271,13 +249,13 @@ TEST_P(MatmulPath, RowsAloneEqualRowsTogether) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllPaths, MatmulPath, testing::ValuesIn(available()),
+INSTANTIATE_TEST_SUITE_P(AllPaths, MatmulPath, ::testing::ValuesIn(numerics::testing::available_isas()),
                          [](const auto& path) { return std::string(isa_name(path.param)); });
 
 TEST(Matmul, EveryPathOfThisMachineIsTested) {
   // The bf16 path only exists on some machines; that it is in the list where it exists is what this pins down.
   for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16})
-    EXPECT_EQ(isa_available(isa), std::ranges::count(available(), isa) == 1) << isa_name(isa);
+    EXPECT_EQ(isa_available(isa), std::ranges::count(numerics::testing::available_isas(), isa) == 1) << isa_name(isa);
   EXPECT_TRUE(isa_available(Isa::scalar));
 }
 
@@ -407,12 +385,12 @@ TEST(Packing, RoundsFloatsAsToBf16Does) {
 }
 
 TEST(Packing, SplitSegmentsKeepsWholePairs) {
-  EXPECT_EQ(split_segments(4096), 8);
-  EXPECT_EQ(split_segments(16), 8);
-  EXPECT_EQ(split_segments(24), 4);  // 8 segments of 3 would cut a pair
-  EXPECT_EQ(split_segments(12), 2);
-  EXPECT_EQ(split_segments(6), 1);
-  EXPECT_EQ(split_segments(7), 1);
+  EXPECT_EQ(split_segments(Format::bf16, 4096), 8);
+  EXPECT_EQ(split_segments(Format::bf16, 16), 8);
+  EXPECT_EQ(split_segments(Format::bf16, 24), 4);  // 8 segments of 3 would cut a pair
+  EXPECT_EQ(split_segments(Format::bf16, 12), 2);
+  EXPECT_EQ(split_segments(Format::bf16, 6), 1);
+  EXPECT_EQ(split_segments(Format::bf16, 7), 1);
 }
 
 template <typename F>

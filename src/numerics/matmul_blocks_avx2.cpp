@@ -1,0 +1,5 @@
+#include "numerics/matmul_blocks.inl"
+
+namespace tidelock::numerics {
+const BlockKernel kBlocksAvx2 = &TIDELOCK_ISA_NAMESPACE::run_blocks;
+}  // namespace tidelock::numerics

@@ -1,0 +1,55 @@
+// Quantised weights: rows of blocks in the layouts of ggml, which GGUF files hold as they are.
+//
+// Whatever the format, a weight is  scale * code - min  where scale and min belong to a sub-block of consecutive k and
+// every code is exact in bf16. The contract's product (matmul.hpp) works on the codes, so no weight is ever rounded.
+//
+//   format  block  bytes  layout                                                      sub-block  code        scale, min
+//   q8_0    32     34     f16 d; i8 q[32]                                             32         q           d, 0
+//   mxfp4   32     17     u8 e; u8 q[16]: j in the low, j + 16 in the high nibble     32         E2M1        2^(e-127),
+//   0 q4_k    256    144    f16 d, dmin; u8 sc[12]: 6-bit pairs; u8 q[128]              32         0..15       d sc,
+//   dmin m q5_k    256    176    f16 d, dmin; u8 sc[12]; u8 high[32]; u8 q[128]              32         0..31       d
+//   sc, dmin m q6_k    256    210    u8 low[128]; u8 high[64]; i8 sc[16]; f16 d                  16         -32..31 d
+//   sc, 0
+//
+// In q4_k and q5_k 64 elements share 32 bytes: the first 32 are the low nibbles. In q6_k 128 elements share 64 bytes of
+// low nibbles and 32 of high pairs. An mxfp4 scale of e = 0 stands for zero: 2^-127 is no normal float32.
+// (Source: the block definitions of ggml and the OCP MX specification, as spec/model.md 3.8 and 5 describe them.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "numerics/formats.hpp"
+
+namespace tidelock::numerics {
+
+const char* format_name(Format format);      // "f32", "q8_0", ...
+std::int64_t block_elements(Format format);  // 1 for f32 and bf16
+std::size_t block_bytes(Format format);      // of that many elements
+std::int64_t sub_block(Format format);       // elements that share a scale; 1 for f32 and bf16
+bool is_quantized(Format format);
+bool has_minimum(Format format);
+// Bytes of n elements; n must be a multiple of block_elements.
+std::size_t row_bytes(Format format, std::int64_t n);
+
+// Values of n elements (a multiple of the block). scale * code - min in one rounding.
+void dequantize(Format format, const std::byte* blocks, std::int64_t n, float* out);
+
+// Codes of n elements, and one scale and one min for each sub-block. Quantised formats only.
+void unpack_codes(Format format, const std::byte* blocks, std::int64_t n, float* codes, float* scales, float* mins);
+
+// The 6-bit scale and minimum of sub-block j (0 to 7) of a q4_k or q5_k block, from the twelve bytes they share.
+struct SixBits {
+  unsigned scale, min;
+};
+SixBits six_bits(const std::byte* sc, int j);
+
+// To f32, bf16, q8_0 (d = largest magnitude / 127, codes to nearest, ties to even) or mxfp4 (the scale that brings the
+// largest magnitude into [4, 8), codes to nearest, ties to the even code, at most 6). Other formats:
+// Error{not_supported}.
+void quantize(Format format, const float* values, std::int64_t n, std::byte* blocks);
+
+// The first element whose block holds a scale that is not finite (or, in mxfp4, one whose values would not be), else n.
+std::int64_t find_not_finite(Format format, const std::byte* blocks, std::int64_t n);
+
+}  // namespace tidelock::numerics
