@@ -65,7 +65,9 @@ struct Config {
   ExpertConfig experts;
   int residual_block = 0;  // attn_res_block_size; 0: plain residuals
   bool tied_head = false;
-  Format format = Format::bf16;  // of matrices and of stored latents and index keys (torch_dtype)
+  // torch_dtype: of stored latents and index keys, and of matrices whose file has no format of its own. With bf16 the
+  // inputs of all matrices are rounded to bf16; with f32 all matrices are f32.
+  Format format = Format::bf16;
   std::int64_t max_context = 0;
   std::vector<std::int32_t> end_tokens;
   std::string tensor_prefix;  // "language_model." in K3 files

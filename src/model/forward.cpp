@@ -44,10 +44,12 @@ void check_spans(const Model& model, std::span<const Span> spans, const ForwardO
 float* embed(const Pass& pass) {
   const std::int64_t hidden = pass.model.config().hidden;
   float* out = pass.keep.take<float>(pass.rows * hidden);
-  const float* table = pass.model.vector(pass.model.embedding);
   float* row = out;
   for (const Span& span : pass.spans)
-    for (const auto token : span.tokens) row = std::copy_n(table + token * hidden, hidden, row);
+    for (const auto token : span.tokens) {
+      pass.model.embedding_row(token, row);
+      row += hidden;
+    }
   return out;
 }
 

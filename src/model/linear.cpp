@@ -21,10 +21,10 @@ void linear_forward(const Pass& pass, const LinearArgs& args, Signal x, std::int
   const auto& w = pass.model.matrix(args.id, args.part).forward;
   const std::int64_t ldx = args.ldx != 0 ? args.ldx : w.in();
   const std::int64_t ldy = args.ldy != 0 ? args.ldy : w.out();
-  if (w.format() == Format::bf16)
-    matmul(w, x.b, ldx, rows, y, ldy, args.output, pass.team);
-  else
+  if (w.format() == Format::f32)
     matmul(w, x.f, ldx, rows, y, ldy, args.output, pass.team);
+  else
+    matmul(w, x.b, ldx, rows, y, ldy, args.output, pass.team);
   for (const AdapterRun& run : runs) {
     const AdapterPart* parts = run.adapter == nullptr ? nullptr : run.adapter->parts(args.id);
     if (parts == nullptr || run.begin == run.end) continue;

@@ -50,7 +50,7 @@ class ModelPlan {
   ParameterId zeros(const std::string& name, int n) { return add(name, {n}, ParameterKind::vector, 0, 0); }
   ParameterId linear(const std::string& name, int out, int in, bool split = false) {
     const auto id = add(name, {out, in}, ParameterKind::linear, 1.0F / std::sqrt(static_cast<float>(in)));
-    if (split) mutable_parameter(id).segments = numerics::split_segments(c_.format, in);
+    mutable_parameter(id).split = split;
     return id;
   }
   void mix(const std::string& base, ParameterId& norm, ParameterId& proj) {
@@ -175,28 +175,100 @@ ParameterId Model::find(std::string_view name) const {
   fail(ErrorCode::not_found, "the model has no tensor {}", name);
 }
 
+void Model::embedding_row(std::int32_t token, float* out) const {
+  const Parameter& p = parameter(embedding);
+  const std::size_t row = numerics::row_bytes(p.format, config_.hidden);
+  numerics::dequantize(p.format, p.rows.data() + static_cast<std::size_t>(token) * row, config_.hidden, out);
+}
+
+Matrix Model::pack(const Parameter& p, Format format, const std::byte* rows, std::int64_t out, std::int64_t in) const {
+  Matrix m;
+  const int segments = p.split ? numerics::split_segments(format, in) : 1;
+  m.forward = PackedMatrix::pack_blocks(format, rows, numerics::row_bytes(format, in), out, in, segments);
+  if (for_training_) {
+    std::vector<float> values(static_cast<std::size_t>(out * in));
+    numerics::dequantize(format, rows, out * in, values.data());
+    m.transposed = PackedMatrix::pack_transposed(Format::f32, values.data(), out, in);
+  }
+  return m;
+}
+
+void Model::check_blocks(const Parameter& p, Format format, std::span<const std::byte> rows, std::int64_t n) const {
+  if (numerics::is_quantized(format) && config_.format == Format::f32)
+    fail(ErrorCode::internal, "{}: {} rows in a model of format f32", p.name, numerics::format_name(format));
+  if (n % numerics::block_elements(format) != 0 || rows.size() != numerics::row_bytes(format, n))
+    fail(ErrorCode::internal, "{}: {} bytes given for {} elements of {}", p.name, rows.size(), n,
+         numerics::format_name(format));
+  if (const auto at = numerics::find_not_finite(format, rows.data(), n); at != n)
+    fail(ErrorCode::corrupt_data, "{}: the {} value or block at element {} is not finite", p.name,
+         numerics::format_name(format), at);
+}
+
+void Model::set_blocks(ParameterId id, Format format, std::span<const std::byte> rows) {
+  Parameter& p = parameters_[static_cast<std::size_t>(id)];
+  check_blocks(p, format, rows, p.count());
+  p.format = format;
+  if (p.kind == ParameterKind::embedding) {
+    p.rows.assign(rows.begin(), rows.end());
+  } else if (p.kind == ParameterKind::linear) {
+    p.parts.clear();
+    p.parts.push_back(pack(p, format, rows.data(), p.shape[0], p.shape[1]));
+  } else if (p.kind == ParameterKind::router) {
+    std::vector<float> values(static_cast<std::size_t>(p.count()));
+    numerics::dequantize(format, rows.data(), p.count(), values.data());
+    p.format = Format::f32;
+    p.parts.clear();
+    p.parts.push_back(pack(p, Format::f32, std::as_bytes(std::span(values)).data(), p.shape[0], p.shape[1]));
+  } else {
+    fail(ErrorCode::internal, "{} takes no blocks", p.name);
+  }
+}
+
+void Model::set_absorbed_blocks(ParameterId id, Format key_format, std::span<const std::byte> keys, Format value_format,
+                                std::span<const std::byte> values) {
+  Parameter& p = parameters_[static_cast<std::size_t>(id)];
+  const MlaConfig& m = config_.mla;
+  const std::int64_t key_count = std::int64_t{m.latent} * m.nope, value_count = std::int64_t{m.value} * m.latent;
+  check_blocks(p, key_format, keys, m.heads * key_count);
+  check_blocks(p, value_format, values, m.heads * value_count);
+  p.format = key_format;
+  p.parts.clear();
+  for (int h = 0; h < m.heads; ++h)
+    p.parts.push_back(
+        pack(p, key_format, keys.data() + numerics::row_bytes(key_format, h * key_count), m.latent, m.nope));
+  for (int h = 0; h < m.heads; ++h)
+    p.parts.push_back(
+        pack(p, value_format, values.data() + numerics::row_bytes(value_format, h * value_count), m.value, m.latent));
+}
+
 namespace {
 
-// kv_b rows of one head: nope key rows, then value rows. The key half is used transposed, so that it maps a query to
+// kv_b rows of one head are nope key rows, then value rows. The key half is used transposed, so that it maps a query to
 // latent space.
-void pack_absorbed(const Config& config, bool for_training, const float* w, std::vector<Matrix>& parts) {
-  const MlaConfig& m = config.mla;
-  std::vector<float> turned(static_cast<std::size_t>(m.latent) * static_cast<std::size_t>(m.nope));
-  parts.resize(2 * static_cast<std::size_t>(m.heads));
-  for (int h = 0; h < m.heads; ++h) {
-    const float* head = w + static_cast<std::int64_t>(h) * (m.nope + m.value) * m.latent;
-    for (int n = 0; n < m.nope; ++n)
-      for (int l = 0; l < m.latent; ++l)
-        turned[static_cast<std::size_t>(std::int64_t{l} * m.nope + n)] = head[n * m.latent + l];
-    Matrix& key = parts[static_cast<std::size_t>(h)];
-    Matrix& value = parts[static_cast<std::size_t>(m.heads) + static_cast<std::size_t>(h)];
-    const float* value_rows = head + static_cast<std::int64_t>(m.nope) * m.latent;
-    key.forward = PackedMatrix::pack(config.format, turned.data(), m.latent, m.nope);
-    value.forward = PackedMatrix::pack(config.format, value_rows, m.value, m.latent);
-    if (!for_training) continue;
-    key.transposed = PackedMatrix::pack_transposed(config.format, turned.data(), m.latent, m.nope);
-    value.transposed = PackedMatrix::pack_transposed(config.format, value_rows, m.value, m.latent);
+struct AbsorbedHalves {
+  std::vector<float> keys, values;
+};
+AbsorbedHalves split_absorbed(const MlaConfig& m, const float* w) {
+  const std::int64_t latent = m.latent;
+  AbsorbedHalves out;
+  out.keys.resize(static_cast<std::size_t>(m.heads * latent * m.nope));
+  out.values.reserve(static_cast<std::size_t>(m.heads * latent * m.value));
+  for (std::int64_t h = 0; h < m.heads; ++h) {
+    const float* head = w + h * (m.nope + m.value) * latent;
+    for (std::int64_t n = 0; n < m.nope; ++n)
+      for (std::int64_t l = 0; l < latent; ++l)
+        out.keys[static_cast<std::size_t>((h * latent + l) * m.nope + n)] = head[n * latent + l];
+    out.values.insert(out.values.end(), head + m.nope * latent, head + (m.nope + m.value) * latent);
   }
+  return out;
+}
+
+// Values rounded to a format that has no blocks.
+std::vector<std::byte> narrow(Format format, std::span<const float> values) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  std::vector<std::byte> rows(numerics::row_bytes(format, n));
+  numerics::quantize(format, values.data(), n, rows.data());
+  return rows;
 }
 
 }  // namespace
@@ -211,29 +283,25 @@ void Model::set(ParameterId id, std::span<const float> values) {
       p.values.assign(values.begin(), values.end());
       break;
     case ParameterKind::embedding:
-      p.values.assign(values.begin(), values.end());
-      if (config_.format == Format::bf16)
-        for (float& x : p.values) x = numerics::to_float(numerics::to_bf16(x));
-      break;
     case ParameterKind::linear:
-    case ParameterKind::router: {
-      const Format format = p.kind == ParameterKind::router ? Format::f32 : config_.format;
-      p.parts.resize(1);
-      p.parts[0].forward = PackedMatrix::pack(format, values.data(), p.shape[0], p.shape[1], p.segments);
-      if (for_training_)
-        p.parts[0].transposed = PackedMatrix::pack_transposed(format, values.data(), p.shape[0], p.shape[1]);
+      set_blocks(id, config_.format, narrow(config_.format, values));
+      break;
+    case ParameterKind::router:
+      set_blocks(id, Format::f32, std::as_bytes(values));
+      break;
+    case ParameterKind::absorbed: {
+      const AbsorbedHalves halves = split_absorbed(config_.mla, values.data());
+      set_absorbed_blocks(id, config_.format, narrow(config_.format, halves.keys), config_.format,
+                          narrow(config_.format, halves.values));
       break;
     }
-    case ParameterKind::absorbed:
-      pack_absorbed(config_, for_training_, values.data(), p.parts);
-      break;
   }
 }
 
 std::size_t Model::weight_bytes() const {
   std::size_t bytes = 0;
   for (const auto& p : parameters_) {
-    bytes += p.values.size() * sizeof(float);
+    bytes += p.values.size() * sizeof(float) + p.rows.size();
     for (const auto& part : p.parts) bytes += part.forward.bytes() + part.transposed.bytes();
   }
   return bytes;

@@ -20,8 +20,8 @@ inline constexpr ParameterId kNone = -1;
 enum class ParameterKind : std::uint8_t {
   vector,     // norms, biases, gates: float32
   conv,       // [channels, 1, 4] in files; values are kept tap-major, [4, channels]
-  embedding,  // [vocab, hidden], values rounded to the model's format
-  linear,     // [out, in], rounded to the model's format
+  embedding,  // [vocab, hidden], rows kept in the parameter's format
+  linear,     // [out, in], in the parameter's format
   router,     // [out, in], kept and multiplied in float32
   absorbed,   // kv_b_proj [heads * (nope + value), latent]: split by head into its key and value halves
 };
@@ -36,12 +36,14 @@ struct Parameter {
   std::string name;                 // as in the checkpoint
   std::vector<std::int64_t> shape;  // as in the checkpoint
   ParameterKind kind = ParameterKind::vector;
-  bool indexer = false;      // trained by the index loss only; takes no adapter
-  bool adaptable = false;    // may carry a low-rank adapter
-  int segments = 1;          // contract rule 2
-  float init_deviation = 0;  // of a fresh model; vectors start at init_mean
+  bool indexer = false;         // trained by the index loss only; takes no adapter
+  bool adaptable = false;       // may carry a low-rank adapter
+  bool split = false;           // an input that ranks may split is summed in segments (contract rule 2)
+  Format format = Format::f32;  // of what was set: embedding, linear; absorbed: of the key half
+  float init_deviation = 0;     // of a fresh model; vectors start at init_mean
   float init_mean = 0;
-  std::vector<float> values;  // vector, conv, embedding
+  std::vector<float> values;    // vector, conv
+  std::vector<std::byte> rows;  // embedding: rows in blocks of `format` (numerics/quant.hpp)
   std::vector<Matrix> parts;  // linear, router: one. absorbed: heads key parts [latent <- nope], then heads value parts
                               // [value <- latent]
   std::int64_t count() const;  // elements
@@ -89,8 +91,20 @@ class Model {
   // Throws Error{not_found} naming the tensor.
   ParameterId find(std::string_view name) const;
 
-  // Sets a parameter from float32 values in its own layout (conv: tap-major), rounding to the format and packing.
+  // The embedding of a token, exact in its format: hidden values.
+  void embedding_row(std::int32_t token, float* out) const;
+
+  // Sets a parameter from float32 values in its own layout (conv: tap-major), rounding to the config's format and
+  // packing.
   void set(ParameterId id, std::span<const float> values);
+  // Sets an embedding, linear or router from rows of blocks ([shape[0]][row_bytes(format, shape[1])], contiguous),
+  // which stay as they are; a router's are widened to float32. Quantised rows need a config of format bf16. Throws
+  // Error{corrupt_data} naming the parameter for scales and values that are not finite.
+  void set_blocks(ParameterId id, Format format, std::span<const std::byte> rows);
+  // Likewise the halves of an absorbed matrix, by head: keys [heads][latent] rows of nope, values [heads][value] rows
+  // of latent.
+  void set_absorbed_blocks(ParameterId id, Format key_format, std::span<const std::byte> keys, Format value_format,
+                           std::span<const std::byte> values);
 
   ParameterId embedding = kNone, final_norm = kNone, head = kNone, output_mix_norm = kNone, output_mix_proj = kNone;
   std::vector<LayerIds> layers;
@@ -102,6 +116,8 @@ class Model {
 
  private:
   friend class ModelPlan;
+  Matrix pack(const Parameter& p, Format format, const std::byte* rows, std::int64_t out, std::int64_t in) const;
+  void check_blocks(const Parameter& p, Format format, std::span<const std::byte> rows, std::int64_t n) const;
   Config config_;
   bool for_training_;
   std::vector<Parameter> parameters_;

@@ -207,6 +207,22 @@ TEST(Quant, ValuesOfHandMadeBlocks) {
   EXPECT_EQ(v[0], -32.0F);
 }
 
+TEST(Quant, HalfWidensExactly) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    const int exponent = (half >> 10) & 31, mantissa = half & 1023;
+    const double sign = (half & 0x8000) != 0 ? -1.0 : 1.0;
+    const float wide = f16_to_float(half);
+    if (exponent == 31) {
+      EXPECT_TRUE(mantissa != 0 ? std::isnan(wide) : std::isinf(wide));
+    } else {
+      const double value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+      ASSERT_EQ(wide, static_cast<float>(sign * value)) << bits;
+      ASSERT_EQ(std::signbit(wide), sign < 0);
+    }
+  }
+}
+
 TEST(Quant, HalvesRoundTripAndRoundToEven) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float x = f16_to_float(static_cast<std::uint16_t>(bits));
