@@ -159,6 +159,22 @@ PackedMatrix PackedMatrix::pack_transposed(Format format, const float* w, std::i
   return m;
 }
 
+std::vector<float> PackedMatrix::unpack() const {
+  std::vector<float> w(static_cast<std::size_t>(out_ * in_));
+  for (std::int64_t o = 0; o < out_; ++o) {
+    const std::byte* panel = data_.get() + static_cast<std::size_t>(o / kPanel) * panel_bytes(format_, in_);
+    for (std::int64_t k = 0; k < in_; ++k) {
+      float& value = w[static_cast<std::size_t>(o * in_ + k)];
+      if (format_ == Format::bf16) {
+        value = to_float(reinterpret_cast<const bf16*>(panel)[(k / 2 * kPanel + o % kPanel) * 2 + k % 2]);
+      } else {
+        value = reinterpret_cast<const float*>(panel)[k * kPanel + o % kPanel];
+      }
+    }
+  }
+  return w;
+}
+
 int split_segments(std::int64_t in) {
   int segments = 1;
   while (segments < 8 && in % (segments * 4) == 0) segments *= 2;  // whole pairs of bf16 in every segment
