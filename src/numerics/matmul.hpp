@@ -39,6 +39,9 @@ class PackedMatrix {
   // matmul(x = dy [rows, out]) gives dx [rows, in]. With Format::bf16 the values are those of the rounded weights.
   static PackedMatrix pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in);
 
+  // The weights as the kernels read them, [out, in] row-major.
+  std::vector<float> unpack() const;
+
   Format format() const { return format_; }
   std::int64_t out() const { return out_; }
   std::int64_t in() const { return in_; }

@@ -202,6 +202,23 @@ PackedMatrix PackedMatrix::pack_transposed(Format format, const float* w, std::i
   return m;
 }
 
+std::vector<float> PackedMatrix::unpack() const {
+  if (is_quantized(format_)) fail(ErrorCode::internal, "{} weights are not unpacked to float32", format_name(format_));
+  std::vector<float> w(static_cast<std::size_t>(out_ * in_));
+  for (std::int64_t o = 0; o < out_; ++o) {
+    const std::byte* panel = data_.get() + static_cast<std::size_t>(o / kPanel) * panel_bytes(format_, in_);
+    for (std::int64_t k = 0; k < in_; ++k) {
+      float& value = w[static_cast<std::size_t>(o * in_ + k)];
+      if (format_ == Format::bf16) {
+        value = to_float(reinterpret_cast<const bf16*>(panel)[(k / 2 * kPanel + o % kPanel) * 2 + k % 2]);
+      } else {
+        value = reinterpret_cast<const float*>(panel)[k * kPanel + o % kPanel];
+      }
+    }
+  }
+  return w;
+}
+
 int split_segments(Format format, std::int64_t in) {
   const std::int64_t whole = is_quantized(format) ? kSegmentBlock : 2;  // pairs of bf16 in every segment
   int segments = 1;
