@@ -151,7 +151,7 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   m.out_ = out;
   m.in_ = in;
   m.segments_ = segments;
-  m.size_ = static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
+  m.size_ = packed_bytes(format, out, in);
   // Decoding reads every weight once a token: with small pages it would wait for the page walks.
   constexpr std::size_t kHugePage = 2U << 20;
   const std::size_t alignment = m.size_ >= kHugePage ? kHugePage : 64;
@@ -210,6 +210,10 @@ PackedMatrix PackedMatrix::pack_transposed(Format format, const float* w, std::i
     return format == Format::bf16 ? to_float(to_bf16(value)) : value;
   });
   return m;
+}
+
+std::size_t packed_bytes(Format format, std::int64_t out, std::int64_t in) {
+  return static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
 }
 
 int split_segments(Format format, std::int64_t in) {
