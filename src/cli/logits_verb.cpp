@@ -44,7 +44,7 @@ Action add_logits(CLI::App& app) {
     int threads = 0;
   };
   auto o = std::make_shared<Options>();
-  app.add_option("model", o->model, "checkpoint folder (config.json, safetensors)")->required();
+  app.add_option("model", o->model, "checkpoint folder (config.json, safetensors) or .gguf file")->required();
   app.add_option("--tokens", o->tokens, "token ids: .npy (int32, int64) or text separated by white space")->required();
   app.add_option("--out", o->out, ".npy to write: float32 [tokens, vocab]")->required();
   app.add_option("--adapter", o->adapter, "PEFT folder of an adapter");

@@ -32,7 +32,6 @@ const std::set<std::string>& ignored_keys() {
                                              "rope_parameters",
                                              "pretraining_tp",
                                              "tensor_prefix",
-                                             "quantization_config",
                                              "num_nextn_predict_layers",
                                              "aux_loss_alpha",
                                              "seq_aux",
@@ -182,6 +181,7 @@ void read_linear_attention(const json& object, const std::string& where, int lay
       fail(ErrorCode::not_supported, "{}: gate_lower_bound = {}: expected -5 to 0 (16 tokens of it must stay finite)",
            r.where(), config.kda.lower_bound);
   }
+  config.kda.l2_eps = r.positive({"l2_norm_eps", "l2_eps"}, 1e-6F);
   full_layers = r.integers({"full_attn_layers"});
   const std::vector<int> kda_layers = r.integers({"kda_layers"});
   r.finish({});
@@ -289,12 +289,58 @@ void check_products(const Config& c, const std::string& where) {
          c.residual_block, c.layer_count());
 }
 
+// compressed-tensors, as the published K3 has it: groups of 32 values in four bits each and one power of two. Keys that
+// say what is not quantised (ignore) or how it came about do not matter: each tensor is taken as it is stored.
+bool read_quantization(const json& object, const std::string& where) {
+  Reader r(object, where + ".quantization_config");
+  r.require({"quant_method"}, "compressed-tensors");
+  r.require({"format"}, "mxfp4-pack-quantized");
+  if (r.find({"quant_method"}) == nullptr || r.find({"format"}) == nullptr)
+    fail(ErrorCode::not_supported, "{}: quant_method and format must say compressed-tensors, mxfp4-pack-quantized",
+         r.where());
+  r.require({"quantization_status"}, "compressed");
+  if (const json* groups = r.find({"config_groups"})) {
+    if (!groups->is_object()) fail(ErrorCode::invalid_argument, "{}: config_groups is no object", r.where());
+    for (const auto& [name, group] : groups->items()) {
+      Reader g(group, r.where() + ".config_groups." + name);
+      g.require({"format"}, "mxfp4-pack-quantized");
+      g.find({"targets"});
+      for (const char* none : {"input_activations", "output_activations"})
+        if (g.find({none}) != nullptr)
+          fail(ErrorCode::not_supported, "{}: {}: quantised activations are not supported", g.where(), none);
+      if (const json* weights = g.find({"weights"})) {
+        Reader w(*weights, g.where() + ".weights");
+        w.require({"num_bits"}, 4);
+        w.require({"type"}, "float");
+        w.require({"group_size"}, 32);
+        w.require({"symmetric"}, true);
+        w.require({"dynamic"}, false);
+        w.require({"strategy"}, "group");
+      }
+      g.finish({});
+    }
+  }
+  r.require({"kv_cache_scheme"}, nullptr);
+  r.finish({"ignore", "global_compression_ratio", "sparsity_config", "transform_config", "version"});
+  return true;
+}
+
+json packed_experts_config() {
+  const json weights = {{"num_bits", 4},     {"type", "float"},  {"group_size", 32},
+                        {"symmetric", true}, {"dynamic", false}, {"strategy", "group"}};
+  const json group = {{"targets", {"Linear"}}, {"weights", weights}, {"format", "mxfp4-pack-quantized"}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "mxfp4-pack-quantized"},
+          {"quantization_status", "compressed"},
+          {"config_groups", {{"group_0", group}}}};
+}
+
 // Where no dtype is given it is float32, as in transformers; a nested text_config inherits the outer one.
 Format read_format(Reader& r, const std::string& inherited) {
   const std::string name = r.text({"torch_dtype", "dtype"}, inherited);
   if (name == "bfloat16") return Format::bf16;
-  if (name == "float32") return Format::f32;
-  fail(ErrorCode::not_supported, "{}: torch_dtype = {}: expected bfloat16 or float32", r.where(), name);
+  if (name == "float32" || name == "float16") return Format::f32;
+  fail(ErrorCode::not_supported, "{}: torch_dtype = {}: expected bfloat16, float16 or float32", r.where(), name);
 }
 
 }  // namespace
@@ -328,6 +374,11 @@ Config parse_config(std::string_view text, const std::string& source) {
   read_mla(r, config);
   if (const json* dsa = r.find({"dsa_config"})) read_index(*dsa, r.where(), full_layers, config);
   read_experts(r, layer_count, config);
+  for (Reader* level : {&r, &outer})
+    if (const json* quantization = level->find({"quantization_config"}))
+      config.experts.packed = read_quantization(*quantization, level->where());
+  if (config.experts.packed && config.format != Format::bf16)
+    fail(ErrorCode::not_supported, "{}: torch_dtype must be bfloat16 beside a quantization_config", r.where());
   config.end_tokens = r.integers({"eos_token_id"});
   if (nested && config.end_tokens.empty()) config.end_tokens = outer.integers({"eos_token_id"});
   for (const int token : config.end_tokens)
@@ -348,6 +399,11 @@ Config parse_config(std::string_view text, const std::string& source) {
 Config load_config(const std::filesystem::path& folder) {
   const auto path = folder / "config.json";
   return parse_config(read_file(path, 16 << 20), path.string());
+}
+
+void refuse_tied_head(const Config& config) {
+  if (config.tied_head)
+    fail(ErrorCode::not_supported, "tie_word_embeddings = true: only models with their own lm_head are supported");
 }
 
 // The shortest decimal that reads back to the same float32.
@@ -376,8 +432,9 @@ std::string config_to_json(const Config& c) {
   for (int i = 0; i < c.layer_count(); ++i)
     (c.layers[static_cast<std::size_t>(i)] == LayerKind::kda ? kda : full).push_back(i + 1);
   json linear = {
-      {"head_dim", c.kda.head_dim}, {"num_heads", c.kda.heads}, {"short_conv_kernel_size", c.kda.conv_kernel},
-      {"full_attn_layers", full},   {"kda_layers", kda},        {"use_full_rank_gate", c.kda.full_rank_gate}};
+      {"head_dim", c.kda.head_dim},         {"num_heads", c.kda.heads}, {"short_conv_kernel_size", c.kda.conv_kernel},
+      {"full_attn_layers", full},           {"kda_layers", kda},        {"use_full_rank_gate", c.kda.full_rank_gate},
+      {"l2_norm_eps", number(c.kda.l2_eps)}};
   if (c.kda.bounded) linear["gate_lower_bound"] = number(c.kda.lower_bound);
   out["linear_attn_config"] = linear;
   out["num_attention_heads"] = c.mla.heads;
@@ -407,6 +464,7 @@ std::string config_to_json(const Config& c) {
     out["routed_scaling_factor"] = number(c.experts.scale);
     out["moe_router_activation_func"] = "sigmoid";
   }
+  if (c.experts.packed) out["quantization_config"] = packed_experts_config();
   if (c.end_tokens.size() == 1)
     out["eos_token_id"] = c.end_tokens.front();
   else if (!c.end_tokens.empty())

@@ -22,6 +22,7 @@ struct KdaConfig {
   bool full_rank_gate = false;  // output gate g_proj [heads * head_dim, hidden] instead of g_a/g_b
   bool bounded = false;         // gate_lower_bound is present
   float lower_bound = 0;
+  float l2_eps = 1e-6F;  // inside the root that scales each head's q and k
   int channels() const { return heads * head_dim; }
   numerics::KdaShape shape() const { return {heads, head_dim, head_dim, bounded}; }
 };
@@ -50,6 +51,7 @@ struct ExpertConfig {
   int shared = 0;  // shared experts, fused into one MLP of shared * intermediate
   bool renormalize = true;
   float scale = 1;
+  bool packed = false;  // config.json has a quantization_config: routed experts are stored as MXFP4
 };
 
 struct Config {
@@ -80,8 +82,12 @@ struct Config {
 // Parses a config.json: text keys at the top level or under "text_config". Missing, contradictory, unknown or
 // unsupported keys are refused with Error{invalid_argument / not_supported} that names the key, what was found and what
 // is expected. Keys that do not change the text model (torch_dtype aside) are ignored by an explicit list.
+// torch_dtype float16 gives Format::f32: every half is a float, and there is no half arithmetic here.
 Config parse_config(std::string_view json, const std::string& source_name);
 Config load_config(const std::filesystem::path& folder);
+
+// Throws Error{not_supported} for tie_word_embeddings.
+void refuse_tied_head(const Config& config);
 
 // A config.json that parse_config reads back to the same Config.
 std::string config_to_json(const Config& config);

@@ -5,8 +5,6 @@
 namespace tidelock::model {
 namespace {
 
-constexpr float kL2Epsilon = 1e-6F;
-
 numerics::GateShape gate_shape(const KdaConfig& c) {
   return {c.heads, c.head_dim, c.bounded, c.lower_bound};
 }
@@ -63,9 +61,9 @@ void kda_layer_forward(const Pass& pass, int layer, Signal x, float* out, KdaTap
   t.k = arena.take<float>(n);
   t.q_inv = arena.take<float>(rows * c.heads);
   t.k_inv = arena.take<float>(rows * c.heads);
-  numerics::l2_norm(t.y[0], rows * c.heads, c.head_dim, kL2Epsilon, 1.0F / std::sqrt(static_cast<float>(c.head_dim)),
-                    t.q, t.q_inv);
-  numerics::l2_norm(t.y[1], rows * c.heads, c.head_dim, kL2Epsilon, 1.0F, t.k, t.k_inv);
+  numerics::l2_norm(t.y[0], rows * c.heads, c.head_dim, c.l2_eps, 1.0F / std::sqrt(static_cast<float>(c.head_dim)), t.q,
+                    t.q_inv);
+  numerics::l2_norm(t.y[1], rows * c.heads, c.head_dim, c.l2_eps, 1.0F, t.k, t.k_inv);
 
   float* f1 = arena.take<float>(rows * c.head_dim);
   linear_forward(pass, {.id = ids.f_a}, x, rows, pass.runs, f1);

@@ -164,8 +164,7 @@ class ModelPlan {
 };
 
 Model::Model(Config config, bool for_training) : config_(std::move(config)), for_training_(for_training) {
-  if (config_.tied_head)
-    fail(ErrorCode::not_supported, "tie_word_embeddings = true: only models with their own lm_head are supported");
+  refuse_tied_head(config_);
   ModelPlan(*this).build();
 }
 

@@ -123,12 +123,12 @@ class Model {
   std::vector<Parameter> parameters_;
 };
 
-// Loads a checkpoint folder (config.json, safetensors). Every tensor's name, shape and dtype is checked, NaN and Inf
-// are refused; tensors the config does not name are refused, except vision weights, which are left out with a notice.
-// Throws Error{corrupt_data, invalid_argument}. `raw`, when not null, receives each parameter's float32 values as read.
+// Loads a checkpoint: a folder (config.json, safetensors) or a .gguf file (weight_source.hpp). Every tensor's name,
+// shape and type is checked, NaN and Inf are refused; tensors the config does not name are refused, except vision
+// weights, which are left out with a notice. Throws Error{corrupt_data, invalid_argument, not_supported}. `raw`, when
+// not null, receives each parameter's float32 values as they are run.
 using ValueSink = std::function<void(ParameterId, std::span<const float>)>;
-std::unique_ptr<Model> load_model(const std::filesystem::path& folder, bool for_training,
-                                  const ValueSink& raw = nullptr);
+std::unique_ptr<Model> load_model(const std::filesystem::path& path, bool for_training, const ValueSink& raw = nullptr);
 
 // Writes config.json and model.safetensors from float32 values (rounded to each tensor's stored format).
 using ValueSource = std::function<std::span<const float>(ParameterId)>;

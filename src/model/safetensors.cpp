@@ -340,6 +340,23 @@ std::vector<float> read_f32(const TensorInfo& tensor, const std::vector<std::int
   return values;
 }
 
+namespace {
+
+void write_tensor(AtomicFile& file, const TensorToWrite& tensor, const std::filesystem::path& path) {
+  if (!tensor.produce) return file.write(tensor.bytes);
+  const std::uint64_t expected = *byte_count(tensor.shape, tensor.dtype);
+  std::uint64_t written = 0;
+  tensor.produce([&](std::span<const std::byte> bytes) {
+    written += bytes.size();
+    if (written <= expected) file.write(bytes);
+  });
+  if (written != expected)
+    fail(ErrorCode::internal, "{}: tensor {} came with {} bytes, expected {}", path.string(), tensor.name, written,
+         expected);
+}
+
+}  // namespace
+
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   std::map<std::string, const TensorToWrite*> sorted;
@@ -348,7 +365,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
       fail(ErrorCode::invalid_argument, "{}: tensor name \"{}\" is reserved or stands twice", path.string(),
            tensor.name);
     const auto bytes = byte_count(tensor.shape, tensor.dtype);
-    if (!bytes || *bytes != tensor.bytes.size())
+    if (!bytes || (!tensor.produce && *bytes != tensor.bytes.size()))
       fail(ErrorCode::invalid_argument, "{}: tensor \"{}\" of shape {} and {} comes with {} bytes", path.string(),
            tensor.name, shape_text(tensor.shape), dtype_name(tensor.dtype), tensor.bytes.size());
   }
@@ -356,7 +373,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : sorted) {
-    const std::uint64_t end = offset + tensor->bytes.size();
+    const std::uint64_t end = offset + *byte_count(tensor->shape, tensor->dtype);
     header[name] = {{"dtype", dtype_name(tensor->dtype)}, {"shape", tensor->shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
@@ -374,7 +391,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   const std::uint64_t length = text.size();
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(text);
-  for (const auto& [name, tensor] : sorted) file.write(tensor->bytes);
+  for (const auto& [name, tensor] : sorted) write_tensor(file, *tensor, path);
   file.commit();
 }
 

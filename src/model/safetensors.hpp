@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -81,16 +82,21 @@ class Checkpoint {
 std::vector<float> read_f32(const TensorInfo& tensor, const std::vector<std::int64_t>& expected_shape,
                             bool refuse_nan = true);
 
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+
 struct TensorToWrite {
   std::string name;
   Dtype dtype = Dtype::f32;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
+  // Instead of `bytes`, for tensors that are made as they are written: hands them over in any pieces.
+  std::function<void(const ByteSink&)> produce = nullptr;
 };
 
 // Writes a file whole or not at all (AtomicFile). The bytes depend on the arguments' values only: tensors are laid out
 // by name, whatever their order here. Throws Error{invalid_argument} for a repeated or reserved name, a name that is
-// not UTF-8, or bytes that do not fit the shape; Error{io} as AtomicFile does.
+// not UTF-8, or bytes that do not fit the shape; Error{internal} for a producer of another number of bytes; Error{io}
+// as AtomicFile does.
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

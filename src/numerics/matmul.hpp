@@ -62,6 +62,9 @@ class PackedMatrix {
   std::unique_ptr<std::byte[], Free> data_;
 };
 
+// Bytes that a matrix of this shape has once packed; it need not exist.
+std::size_t packed_bytes(Format format, std::int64_t out, std::int64_t in);
+
 // The largest power of two up to 8 that rule 2 allows for an input dimension `in` of that format.
 int split_segments(Format format, std::int64_t in);
 

@@ -140,7 +140,7 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   m.out_ = out;
   m.in_ = in;
   m.segments_ = segments;
-  m.size_ = static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
+  m.size_ = packed_bytes(format, out, in);
   // Decoding reads every weight once a token: with small pages it would wait for the page walks.
   constexpr std::size_t kHugePage = 2U << 20;
   const std::size_t alignment = m.size_ >= kHugePage ? kHugePage : 64;
@@ -217,6 +217,10 @@ std::vector<float> PackedMatrix::unpack() const {
     }
   }
   return w;
+}
+
+std::size_t packed_bytes(Format format, std::int64_t out, std::int64_t in) {
+  return static_cast<std::size_t>(panel_count(out)) * panel_bytes(format, in);
 }
 
 int split_segments(Format format, std::int64_t in) {

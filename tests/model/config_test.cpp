@@ -256,7 +256,7 @@ TEST(Config, WrongValuesAreNamed) {
       {"/linear_attn_config/head_dim", 512, unsupported},
       {"/hidden_act", "gelu", unsupported},
       {"/hidden_act", 1, bad},
-      {"/torch_dtype", "float16", unsupported},
+      {"/torch_dtype", "float64", unsupported},
       {"/mla_use_nope", false, unsupported},
       {"/moe_router_activation_func", "softmax", unsupported},
       {"/num_expert_group", 8, unsupported},

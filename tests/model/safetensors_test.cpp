@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/base.hpp"
+#include "numerics/formats.hpp"
 
 namespace tidelock::model {
 namespace {
