@@ -19,6 +19,7 @@ Action add_info(CLI::App& app);
 Action add_convert(CLI::App& app);
 Action add_plan(CLI::App& app);
 Action add_bench(CLI::App& app);
+Action add_bench_model(CLI::App& app);
 
 // --threads for every verb that computes; 0 stands for all cores this process may use.
 void add_threads(CLI::App& app, int& threads);
