@@ -12,6 +12,7 @@
 #include "numerics/isa.hpp"
 #include "numerics/matmul.hpp"
 #include "numerics/matmul_kernels.hpp"
+#include "numerics/quant.hpp"
 #include "onednn.hpp"
 #include "peak.hpp"
 
@@ -93,13 +94,39 @@ std::vector<Measurement> product(std::int64_t rows, std::int64_t out, std::int64
   return figures;
 }
 
+// Random weights in a format; any bytes are blocks, but scales must be finite.
+PackedMatrix random_weights(Format format, std::int64_t out, std::int64_t in) {
+  std::vector<std::byte> rows(row_bytes(format, out * in));
+  Random random(1);
+  for (auto& b : rows) b = static_cast<std::byte>(random.below(64));
+  return PackedMatrix::pack_blocks(format, rows.data(), row_bytes(format, in), out, in);
+}
+
+// Block formats: many rows against the peak of the bf16 dot product.
+std::vector<Measurement> block_product(Format format, int threads) {
+  constexpr std::int64_t kRows = 512, kOut = 2064, kIn = 2048;
+  const Peak* const machine = peak();
+  if (machine == nullptr) return {};
+  Team team(threads);
+  const auto w = random_weights(format, kOut, kIn);
+  const auto x = random_values<bf16>(kRows * kIn);
+  std::vector<float> y(static_cast<std::size_t>(kRows * kOut));
+  const Comparison c = compare({[&] { matmul(w, x.data(), kIn, kRows, y.data(), kOut, Output::store, team); },
+                                [&] { on_each_thread(team, [&] { machine->dot_bf16(kPeakSteps); }); }});
+  const double operations = 2.0 * static_cast<double>(kRows * kOut * kIn);
+  const double peak_operations = machine->dot_bf16(1) * kPeakSteps * threads;
+  return {{title(fmt::format("{} gemm {}x{}x{}", format_name(format), kRows, kOut, kIn), threads),
+           operations / c.seconds[0] / 1e9, "GFLOP/s",
+           fmt::format("peak of bf16 dot ({:.1f})", peak_operations / c.seconds[1] / 1e9),
+           operations / peak_operations * c.ratio_to_first[1]}};
+}
+
 // One row times a set of matrices that no cache holds: decoding, once around the model.
-std::vector<Measurement> decode(int threads) {
+std::vector<Measurement> decode(Format format, int threads) {
   constexpr std::int64_t kSize = 2048, kMatrices = 64;  // 64 x 8 MB
   Team team(threads);
-  const auto values = random_values<bf16>(kSize * kSize);
   std::vector<PackedMatrix> matrices;
-  for (std::int64_t i = 0; i < kMatrices; ++i) matrices.push_back(PackedMatrix::pack(values.data(), kSize, kSize));
+  for (std::int64_t i = 0; i < kMatrices; ++i) matrices.push_back(random_weights(format, kSize, kSize));
   const auto x = random_values<bf16>(kSize);
   std::vector<float> y(kSize);
   std::vector<std::function<void()>> candidates{[&] {
@@ -119,7 +146,8 @@ std::vector<Measurement> decode(int threads) {
   }
   const Comparison c = compare(candidates);
   const double bytes = static_cast<double>(matrices[0].bytes()) * kMatrices;
-  Measurement m{title("bf16 gemv 2048x2048 x 64 matrices", threads), bytes / c.seconds[0] / 1e9, "GB/s", "", 0};
+  Measurement m{title(fmt::format("{} gemv 2048x2048 x 64 matrices", format_name(format)), threads),
+                bytes / c.seconds[0] / 1e9, "GB/s", "", 0};
   if (machine != nullptr) {
     m.peer = fmt::format("read bandwidth ({:.1f})", bytes / c.seconds[1] / 1e9);
     m.ratio = c.ratio_to_first[1];
@@ -136,7 +164,7 @@ std::vector<Measurement> contract_cost(std::int64_t rows, int threads) {
   const auto w = PackedMatrix::pack(Format::bf16, random_values<float>(kSize * kSize).data(), kSize, kSize);
   const auto x = random_values<bf16>(rows * kSize);
   std::vector<float> y(static_cast<std::size_t>(rows * kSize));
-  const MatmulJob job{w.data(), x.data(), kSize, y.data(), kSize, kSize, kSize, 1, false};
+  const MatmulJob job{w.data(), x.data(), kSize, y.data(), kSize, kSize, kSize, 1, false, Format::bf16};
   std::vector<std::function<void()>> candidates{
       [&] { matmul(w, x.data(), kSize, rows, y.data(), kSize, Output::store, team); }};
   for (const auto& split : machine->split_bf16) {
@@ -202,7 +230,14 @@ std::vector<Measurement> gradient(int threads) {
 const Register kGemm("bf16 gemm 512", [](int threads) { return product<bf16>(512, 2048, 2048, threads); });
 const Register kBatch("bf16 gemm 16", [](int threads) { return product<bf16>(16, 2048, 2048, threads); });
 const Register kGemmF32("f32 gemm 512", [](int threads) { return product<float>(512, 2048, 2048, threads); });
-const Register kDecode("decode gemv", decode);
+const Register kDecode("decode gemv", [](int threads) { return decode(Format::bf16, threads); });
+const Register kDecodeQ8("decode gemv q8_0", [](int threads) { return decode(Format::q8_0, threads); });
+const Register kDecodeQ4("decode gemv q4_k", [](int threads) { return decode(Format::q4_k, threads); });
+const Register kDecodeQ6("decode gemv q6_k", [](int threads) { return decode(Format::q6_k, threads); });
+const Register kDecodeMx("decode gemv mxfp4", [](int threads) { return decode(Format::mxfp4, threads); });
+const Register kGemmQ8("block gemm q8_0", [](int threads) { return block_product(Format::q8_0, threads); });
+const Register kGemmQ4("block gemm q4_k", [](int threads) { return block_product(Format::q4_k, threads); });
+const Register kGemmMx("block gemm mxfp4", [](int threads) { return block_product(Format::mxfp4, threads); });
 const Register kContract1("contract cost 1", [](int threads) { return contract_cost(1, threads); });
 const Register kContract16("contract cost 16", [](int threads) { return contract_cost(16, threads); });
 const Register kSmall("small products", small);

@@ -7,7 +7,7 @@ file(GLOB avx512_sources CONFIGURE_DEPENDS ${numerics_dir}/*_avx512.cpp)
 file(GLOB avx512bf16_sources CONFIGURE_DEPENDS ${numerics_dir}/*_avx512bf16.cpp)
 set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2_flags}")
 set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags}")
-set_source_files_properties(${avx512bf16_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512bf16")
+set_source_files_properties(${avx512bf16_sources} PROPERTIES COMPILE_OPTIONS "${avx512_flags};-mavx512bf16;-mavx512vnni")
 # The undefined-behaviour sanitizer makes the fully inlined kernels four times slower to compile; their memory accesses stay checked.
 if(TIDELOCK_SANITIZE)
   file(GLOB kernel_sources CONFIGURE_DEPENDS ${numerics_dir}/*_scalar.cpp ${numerics_dir}/*_avx2.cpp ${numerics_dir}/*_avx512.cpp

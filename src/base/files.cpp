@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -95,6 +96,33 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
   AtomicFile file(path);
   file.write(content);
   file.commit();
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail_errno("cannot open", path.string());
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    const int cause = errno;
+    std::array<char, 32> holder{};
+    const ssize_t n = ::pread(fd_, holder.data(), holder.size() - 1, 0);
+    ::close(fd_);
+    errno = cause;
+    if (cause != EWOULDBLOCK) fail_errno("cannot lock", path.string());
+    fail(ErrorCode::invalid_argument, "{} is in use by process {}", folder.string(),
+         n > 0 ? std::string(holder.data(), static_cast<std::size_t>(n)) : "?");
+  }
+  const std::string own = std::to_string(::getpid());
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, own.data(), own.size(), 0) != static_cast<ssize_t>(own.size())) {
+    const int cause = errno;
+    ::close(fd_);
+    errno = cause;
+    fail_errno("cannot write", path.string());
+  }
+}
+
+FolderLock::~FolderLock() {
+  ::close(fd_);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -39,6 +39,19 @@ class AtomicFile {
 // Makes renames and removals inside `directory` durable. Throws Error{io}.
 void sync_directory(const std::filesystem::path& directory);
 
+// Keeps a folder to one process while it lives, by a lock on `folder`/lock, which ends with the process however that
+// ends; the file stays. Throws Error{invalid_argument} naming the process that holds it.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 // A read-only memory map of a whole file. Owns the mapping.
 class MappedFile {
  public:

@@ -46,7 +46,7 @@ class ChatPrinter {
         std::fwrite(event->text.data(), 1, event->text.size(), stdout);
         break;
       case Kind::call_begin:
-        fmt::print("[{}", event->text);
+        fmt::print("[{}{}", event->text, event->type == "raw" ? " " : "");
         break;
       case Kind::argument_begin:
         fmt::print(" {}=", event->text);
@@ -79,7 +79,7 @@ int run(Options& o) {
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   o.sampling.seed = static_cast<std::uint64_t>(o.seed);
   o.sampling.stop_tokens = model->config().end_tokens;
-  if (const auto end = tokenizer.find_special("<|end_of_msg|>")) o.sampling.stop_tokens.push_back(*end);
+  if (!o.chat.empty()) o.sampling.stop_tokens.push_back(model::end_of_turn(tokenizer));
   Team team(resolve_threads(o.threads));
   engine::Engine engine(*model, team);
   const auto prompt = make_prompt(o, tokenizer);
@@ -111,7 +111,7 @@ Action add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
   app.add_option("model", o->model, "checkpoint folder with its tokenizer")->required();
   app.add_option("--prompt", o->prompt, "text to continue");
-  app.add_option("--chat", o->chat, "a user's message, rendered in the K3 chat protocol");
+  app.add_option("--chat", o->chat, "a user's message, in the chat protocol (K2 or K3) of the vocabulary");
   app.add_option("--system", o->system, "system message of the chat");
   app.add_option("--tools", o->tools, "file with one function in OpenAI form (JSON); calls are printed, not run");
   app.add_flag("--thinking", o->thinking, "open the thinking channel");

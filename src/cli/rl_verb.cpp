@@ -56,9 +56,6 @@ int run(const RlOptions& o) {
   run.stop_after = o.stop_after;
   if (run.resume && !o.set.empty())
     throw Error(ErrorCode::invalid_argument, "--set with --resume", "a resumed run keeps the recipe in its folder");
-  if (!run.resume && std::filesystem::exists(run.directory / "metrics.jsonl"))
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} holds a run already", run.directory.string()),
-                "choose another --out, or go on with --resume");
   const Settings settings =
       Settings::load(run.resume ? run.directory / "recipe.toml" : std::filesystem::path(o.recipe), schema, o.set);
   rl::RunSummary summary;

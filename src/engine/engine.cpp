@@ -121,7 +121,7 @@ struct Engine::Impl {
     const bool full =
         s.sampled >= s.params.max_tokens || static_cast<std::int64_t>(s.tokens.size()) >= model.config().max_context;
     s.status = stop ? Status::stopped : full ? Status::length : Status::decode;
-    return {s.id, token, logprob, s.status};
+    return {s.id, token, logprob, s.status, top_logprobs(logits, vocab, s.params.top_logprobs)};
   }
 
   void collect(const Shard& shard, std::vector<Event>& events) {
@@ -147,6 +147,8 @@ Engine::~Engine() = default;
 std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                                     std::shared_ptr<const model::Adapter> adapter) {
   const std::shared_ptr<const model::Adapter> held = std::move(adapter);
+  if (held && &held->model() != &impl_->model)
+    fail(ErrorCode::invalid_argument, "the adapter was made for another model than the engine's");
   if (prompt.empty()) fail(ErrorCode::invalid_argument, "the prompt is empty");
   const auto& config = impl_->model.config();
   if (static_cast<std::int64_t>(prompt.size()) >= config.max_context)

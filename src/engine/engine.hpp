@@ -23,6 +23,7 @@ struct SamplingParams {
   std::uint64_t seed = 0;
   std::int64_t max_tokens = 256;          // sampled tokens in the sequence's whole life
   std::vector<std::int32_t> stop_tokens;  // ends a turn; the token itself is part of the sequence
+  int top_logprobs = 0;                   // how many of the most likely tokens to report with each sampled one
 };
 // Throws Error{invalid_argument} naming the parameter.
 void check(const SamplingParams& params);
@@ -40,11 +41,19 @@ enum class Status {
   length
 };  // stopped: at a stop token; length: max_tokens or context reached
 
+struct TokenLogprob {
+  std::int32_t token;
+  float logprob;  // in the unmodified distribution
+};
+// The `count` most likely tokens, likeliest first; ties by lower id.
+std::vector<TokenLogprob> top_logprobs(const float* logits, std::int64_t vocab, int count);
+
 struct Event {  // one sampled token
   SequenceId sequence;
   std::int32_t token;
-  float logprob;  // in the unmodified distribution (temperature 1, nothing cut)
-  Status status;  // after this token
+  float logprob;                  // in the unmodified distribution (temperature 1, nothing cut)
+  Status status;                  // after this token
+  std::vector<TokenLogprob> top;  // SamplingParams::top_logprobs of them
 };
 
 struct StepPlanItem {
@@ -72,8 +81,8 @@ class Engine {
   ~Engine();
 
   // Starts one sequence per element of `params`, all from the same prompt, which is computed once. The adapter is
-  // shared, and `weight_version` is kept with what is sampled. Throws Error{invalid_argument} for an empty prompt or
-  // bad tokens.
+  // shared, and `weight_version` is kept with what is sampled. Throws Error{invalid_argument} for an empty prompt,
+  // bad tokens, and an adapter that was made for another model.
   std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                               std::shared_ptr<const model::Adapter> adapter = nullptr);
   // Appends given tokens (a tool's observation) to a stopped sequence and lets it go on.

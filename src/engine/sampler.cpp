@@ -43,6 +43,7 @@ void check(const SamplingParams& p) {
   if (!(p.top_p > 0 && p.top_p <= 1))
     fail(ErrorCode::invalid_argument, "top_p {}: expected above 0, at most 1", p.top_p);
   if (p.top_k < 0) fail(ErrorCode::invalid_argument, "top_k {}: expected 0 (off) or more", p.top_k);
+  if (p.top_logprobs < 0) fail(ErrorCode::invalid_argument, "top_logprobs {}: expected 0 or more", p.top_logprobs);
   if (p.max_tokens < 1) fail(ErrorCode::invalid_argument, "max_tokens {}: expected 1 or more", p.max_tokens);
 }
 
@@ -69,6 +70,20 @@ std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParam
   }
   const float uniform = static_cast<float>(philox(params.seed, 0, counter)[0] >> 8) * 0x1.0p-24F;
   return draw(candidates, total_weight(candidates), uniform);
+}
+
+std::vector<TokenLogprob> top_logprobs(const float* logits, std::int64_t vocab, int count) {
+  std::vector<TokenLogprob> top;
+  if (count <= 0) return top;
+  std::vector<std::int32_t> order(static_cast<std::size_t>(vocab));
+  std::iota(order.begin(), order.end(), 0);
+  const auto end = order.begin() + std::min<std::int64_t>(count, vocab);
+  std::partial_sort(order.begin(), end, order.end(), [&](std::int32_t a, std::int32_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  });
+  const float lse = numerics::log_sum_exp(logits, vocab);  // as model::token_logprob: equal bits
+  for (auto it = order.begin(); it != end; ++it) top.push_back({*it, logits[*it] - lse});
+  return top;
 }
 
 std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget) {

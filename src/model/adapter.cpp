@@ -71,6 +71,36 @@ void Adapter::set(ParameterId id, std::span<const float> a, std::span<const floa
                               rank_, training));
 }
 
+AdapterValues Adapter::values() const {
+  AdapterValues values;
+  values.rank = rank_;
+  values.alpha = alpha_;
+  for (ParameterId id = 0; id < static_cast<ParameterId>(parts_.size()); ++id) {
+    const auto& parts = parts_[static_cast<std::size_t>(id)];
+    if (parts.empty()) continue;
+    const Parameter& p = model_.parameter(id);
+    AdapterValues::Pair pair{id, {}, {}};
+    if (p.kind != ParameterKind::absorbed) {
+      pair.a = parts[0].down.unpack();
+      pair.b = parts[0].up.unpack();
+    } else {
+      const MlaConfig& m = model_.config().mla;
+      const auto heads = static_cast<std::size_t>(m.heads);
+      pair.a = parts[heads].down.unpack();
+      for (std::size_t h = 0; h < heads; ++h) {
+        if (parts[heads + h].down.unpack() != pair.a ||
+            transpose(parts[h].up.unpack().data(), m.latent, rank_) != pair.a)
+          fail(ErrorCode::mismatch, "{}: the adapter's copies of A differ at head {}", p.name, h);
+        const auto key = transpose(parts[h].down.unpack().data(), rank_, m.nope), value = parts[heads + h].up.unpack();
+        pair.b.insert(pair.b.end(), key.begin(), key.end());
+        pair.b.insert(pair.b.end(), value.begin(), value.end());
+      }
+    }
+    values.pairs.push_back(std::move(pair));
+  }
+  return values;
+}
+
 std::vector<ParameterId> adaptable_parameters(const Model& model) {
   std::vector<ParameterId> ids;
   for (std::size_t i = 0; i < model.parameters().size(); ++i)
@@ -91,7 +121,6 @@ std::string AdapterValues::sha256(const Model& model) const {
 std::unique_ptr<Adapter> make_adapter(const Model& model, const AdapterValues& values) {
   auto adapter = std::make_unique<Adapter>(model, values.rank, values.alpha);
   for (const auto& pair : values.pairs) adapter->set(pair.id, pair.a, pair.b);
-  adapter->sha256_ = values.sha256(model);
   return adapter;
 }
 

@@ -4,45 +4,45 @@
 #include <unicode/utf8.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <set>
-#include <utility>
 
 #include "base/error.hpp"
+#include "model/chat_protocols.hpp"
 #include "model/json.hpp"
-#include "model/toolcall_arguments.hpp"
 
 namespace tidelock::model {
 namespace {
 
-// The protocol's own words; the model was trained on them as they are.
-constexpr std::string_view tools_heading =
-    "# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n";
-constexpr std::string_view new_tools_heading =
-    "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\nYou have access to all "
-    "existing and extended tools.\nHere are the specs for the extended tools.\n\n```json\n";
-constexpr std::string_view effort_note =
-    "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
-    "supported values include `low`, `medium`, `high`, and `max`.\nNow the system is invoked with `thinking_effort=";
-constexpr std::string_view required_note =
-    "The system is invoked with `tool_choice=required`.\nYou MUST call tools in the next message.";
-constexpr std::string_view none_note =
-    "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.";
-constexpr std::string_view raw_json_rule =
-    "Your response must be raw JSON data without markdown code blocks (```json) or any additional formatting.";
+constexpr std::string_view k2_markup[] = {"<|im_end|>",
+                                          "<|im_user|>",
+                                          "<|im_assistant|>",
+                                          "<|im_system|>",
+                                          "<|im_middle|>",
+                                          "<|tool_calls_section_begin|>",
+                                          "<|tool_calls_section_end|>",
+                                          "<|tool_call_begin|>",
+                                          "<|tool_call_argument_begin|>",
+                                          "<|tool_call_end|>"};
+constexpr std::string_view k3_markup[] = {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"};
 
-std::string escape_attribute(std::string_view value) {
-  std::string escaped;
-  for (const char c : value) {
-    if (c == '&') {
-      escaped += "&amp;";
-    } else if (c == '"') {
-      escaped += "&quot;";
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
+std::vector<std::string_view> found(const Tokenizer& tokenizer, std::span<const std::string_view> names) {
+  std::vector<std::string_view> present;
+  for (const std::string_view name : names)
+    if (tokenizer.find_special(name)) present.push_back(name);
+  return present;
+}
+
+void check_options(const ChatOptions& options) {
+  check_choice("tool_choice", options.tool_choice, {"auto", "required", "none"});
+  check_choice("response_format", options.response_format, {"text", "json_object", "json_schema"});
+}
+
+}  // namespace
+
+void check_choice(std::string_view field, std::string_view value, std::initializer_list<std::string_view> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+  std::string list;
+  for (const std::string_view choice : allowed) list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", choice);
+  fail(ErrorCode::invalid_argument, "{} is {}, expected one of {}", field, json_quote(value), list);
 }
 
 bool is_blank(std::string_view text) {
@@ -57,246 +57,55 @@ bool is_blank(std::string_view text) {
   return true;
 }
 
-// The tokens written so far, and the primitives of the protocol.
-class PromptWriter {
- public:
-  using Attribute = std::pair<std::string_view, std::string>;
-
-  explicit PromptWriter(const Tokenizer& tokenizer)
-      : tokenizer_(tokenizer),
-        open_(tokenizer.special("<|open|>")),
-        close_(tokenizer.special("<|close|>")),
-        sep_(tokenizer.special("<|sep|>")),
-        end_of_message_(tokenizer.special("<|end_of_msg|>")) {}
-
-  void text(std::string_view segment) {
-    const auto tokens = tokenizer_.encode_text(segment);
-    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  }
-  void open(std::string_view tag, const std::vector<Attribute>& attributes = {}) {
-    tokens_.push_back(open_);
-    text(tag);
-    for (const auto& [key, value] : attributes) {
-      text(fmt::format(" {}", key));
-      text("=\"");
-      text(escape_attribute(value));
-      text("\"");
-    }
-    tokens_.push_back(sep_);
-  }
-  void close(std::string_view tag) {
-    tokens_.push_back(close_);
-    text(tag);
-    tokens_.push_back(sep_);
-  }
-  void element(std::string_view tag, const std::vector<Attribute>& attributes, std::string_view body) {
-    open(tag, attributes);
-    text(body);
-    close(tag);
-  }
-  void end_message() {
-    close("message");
-    tokens_.push_back(end_of_message_);
-  }
-  void message(const std::vector<Attribute>& attributes, std::string_view body) {
-    open("message", attributes);
-    text(body);
-    end_message();
-  }
-  void note(const std::string& type, std::string_view body) { message({{"role", "system"}, {"type", type}}, body); }
-
-  std::vector<TokenId> take() { return std::move(tokens_); }
-
- private:
-  const Tokenizer& tokenizer_;
-  TokenId open_, close_, sep_, end_of_message_;
-  std::vector<TokenId> tokens_;
-};
-
-void check_choice(std::string_view field, std::string_view value, std::initializer_list<std::string_view> allowed) {
-  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
-  std::string list;
-  for (const std::string_view choice : allowed) list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", choice);
-  fail(ErrorCode::invalid_argument, "{} is {}, expected one of {}", field, json_quote(value), list);
+ChatProtocol chat_protocol(const Tokenizer& tokenizer) {
+  const auto k2 = found(tokenizer, k2_markup), k3 = found(tokenizer, k3_markup);
+  if (k2.size() == std::size(k2_markup) && k3.empty()) return ChatProtocol::k2;
+  if (k3.size() == std::size(k3_markup) && k2.empty()) return ChatProtocol::k3;
+  if (k2.empty() && k3.empty())
+    throw Error(ErrorCode::not_supported,
+                fmt::format("{} has the special tokens of no chat protocol: expected <|im_end|>, <|im_user|>, ... "
+                            "(K2) or <|open|>, <|end_of_msg|>, ... (K3)",
+                            tokenizer.name()),
+                "give plain text or token ids instead of a chat");
+  // The two families give the same ids to different markup: a table with tokens of both is of neither.
+  fail(ErrorCode::not_supported,
+       "{} has {} of the {} special tokens of the K2 chat protocol{} and {} of the {} of K3{}: expected all of one "
+       "and none of the other",
+       tokenizer.name(), k2.size(), std::size(k2_markup), k2.empty() ? "" : fmt::format(" ({}, ...)", k2[0]), k3.size(),
+       std::size(k3_markup), k3.empty() ? "" : fmt::format(" ({}, ...)", k3[0]));
 }
 
-void check_options(const ChatOptions& options) {
-  if (options.thinking) check_choice("thinking_effort", options.thinking_effort, {"", "low", "high", "max"});
-  check_choice("tool_choice", options.tool_choice, {"auto", "required", "none"});
-  check_choice("response_format", options.response_format, {"text", "json_object", "json_schema"});
+TokenId end_of_turn(const Tokenizer& tokenizer) {
+  return tokenizer.special(chat_protocol(tokenizer) == ChatProtocol::k2 ? "<|im_end|>" : "<|end_of_msg|>");
 }
 
-// Compact, keys sorted at every level, non-ASCII as it is.
-std::string sorted_json(std::string_view text, const std::string& what) {
-  return parse_json(text, what, {.code = ErrorCode::invalid_argument}).dump();
+bool can_think(const Tokenizer& tokenizer) {
+  return chat_protocol(tokenizer) == ChatProtocol::k3 ||
+         (tokenizer.find_special("<think>") && tokenizer.find_special("</think>"));
 }
-
-void write_tools(PromptWriter& writer, std::span<const ToolSpec> tools, std::string_view heading) {
-  std::string list;
-  for (std::size_t i = 0; i < tools.size(); ++i) {
-    const std::string json = sorted_json(tools[i].json, fmt::format("tools[{}]", i));
-    if (!json.starts_with('{')) fail(ErrorCode::invalid_argument, "tools[{}] is not a JSON object", i);
-    list += (i == 0 ? "" : ",") + json;
-  }
-  writer.note("tool-declare", fmt::format("{}[{}]\n```", heading, list));
-}
-
-void write_call(PromptWriter& writer, const ToolCall& call, std::size_t index) {
-  if (call.name.empty()) fail(ErrorCode::invalid_argument, "tool call {} has no function name", index);
-  writer.open("call", {{"tool", call.name}, {"index", std::to_string(index)}});
-  if (!is_blank(call.arguments_json)) {
-    if (const auto arguments = split_arguments(call.arguments_json)) {
-      for (const Argument& argument : *arguments)
-        writer.element("argument", {{"key", argument.key}, {"type", argument.type}}, argument.value);
-    } else {
-      writer.element("json", {{"type", "object"}}, call.arguments_json);
-    }
-  }
-  writer.close("call");
-}
-
-// Everything of an assistant's message behind the generation prompt.
-void write_completion(PromptWriter& writer, const Message& message, bool thinking) {
-  if (thinking) {
-    if (!is_blank(message.reasoning)) writer.text(message.reasoning);
-    writer.close("think");
-    writer.open("response");
-  }
-  writer.text(message.content);
-  writer.close("response");
-  if (!message.tool_calls.empty()) {
-    writer.open("tools");
-    std::size_t index = 0;
-    for (const ToolCall& call : message.tool_calls) write_call(writer, call, ++index);
-    writer.close("tools");
-  }
-  writer.end_message();
-}
-
-void write_generation_prompt(PromptWriter& writer, bool thinking, const std::string& name = {}) {
-  std::vector<PromptWriter::Attribute> attributes{{"role", "assistant"}};
-  if (!name.empty()) attributes.emplace_back("name", name);
-  writer.open("message", attributes);
-  writer.open(thinking ? "think" : "response");
-}
-
-void write_notes(PromptWriter& writer, const ChatOptions& options) {
-  if (options.tool_choice == "required") writer.note("tool-choice", required_note);
-  if (options.tool_choice == "none") writer.note("tool-choice", none_note);
-  if (options.response_format == "text") return;
-  std::string body =
-      fmt::format("The system is invoked with `response_format={}`.\n{}", options.response_format, raw_json_rule);
-  if (options.response_format == "json_schema")
-    body += fmt::format("\nThe JSON data must match the following schema:\n```json\n{}\n```",
-                        sorted_json(options.response_schema, "response_schema"));
-  writer.note("response-format", body);
-}
-
-// Results of one assistant turn's calls, numbered on from `index`.
-class ResultWriter {
- public:
-  explicit ResultWriter(std::span<const ToolCall> calls) : calls_(calls) {}
-
-  // A run of results that stand together.
-  void write(PromptWriter& writer, std::span<const Message> results) {
-    const bool linked = std::all_of(results.begin(), results.end(),
-                                    [this](const Message& result) { return find(result.tool_call_id) != nullptr; });
-    if (!linked) {
-      for (const Message& result : results) write_one(writer, result, result.name);
-      return;
-    }
-    std::set<std::string_view> written;
-    for (const ToolCall& call : calls_) {
-      if (!written.insert(call.id).second) continue;
-      for (const Message& result : results)
-        if (result.tool_call_id == call.id) write_one(writer, result, call.name);
-    }
-  }
-
- private:
-  const ToolCall* find(const std::string& id) const {
-    if (id.empty()) return nullptr;
-    const auto found = std::find_if(calls_.begin(), calls_.end(), [&](const ToolCall& call) { return call.id == id; });
-    return found == calls_.end() ? nullptr : &*found;
-  }
-
-  void write_one(PromptWriter& writer, const Message& result, std::string name) {
-    if (name.empty() && index_ < calls_.size()) name = calls_[index_].name;
-    ++index_;
-    if (name.empty())
-      fail(ErrorCode::invalid_argument,
-           "tool result {} has no tool name: give it one, or the tool_call_id of a call before it", index_);
-    writer.message({{"role", "tool"}, {"tool", name}, {"index", std::to_string(index_)}}, result.content);
-  }
-
-  std::span<const ToolCall> calls_;
-  std::size_t index_ = 0;
-};
-
-void write_conversation(PromptWriter& writer, std::span<const Message> messages, bool thinking) {
-  ResultWriter results({});
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const Message& message = messages[i];
-    if (message.role == "user" || message.role == "system") {
-      if (message.role == "system" && !message.tools.empty()) {
-        write_tools(writer, message.tools, new_tools_heading);
-        continue;
-      }
-      std::vector<PromptWriter::Attribute> attributes{{"role", message.role}};
-      if (!message.name.empty()) attributes.emplace_back("name", message.name);
-      writer.message(attributes, message.content);
-    } else if (message.role == "assistant") {
-      results = ResultWriter(message.tool_calls);
-      write_generation_prompt(writer, thinking, message.name);
-      write_completion(writer, message, thinking);
-    } else if (message.role == "tool") {
-      std::size_t end = i;
-      while (end < messages.size() && messages[end].role == "tool") ++end;
-      results.write(writer, messages.subspan(i, end - i));
-      i = end - 1;
-    } else {
-      fail(ErrorCode::invalid_argument, "messages[{}] has role {}, expected system, user, assistant or tool", i,
-           json_quote(message.role));
-    }
-  }
-}
-
-}  // namespace
 
 std::vector<TokenId> render_chat(const Tokenizer& tokenizer, std::span<const Message> messages,
                                  std::span<const ToolSpec> tools, const ChatOptions& options,
                                  bool add_generation_prompt) {
   check_options(options);
-  PromptWriter writer(tokenizer);
-  if (!tools.empty()) write_tools(writer, tools, tools_heading);
-  if (options.thinking && !options.thinking_effort.empty())
-    writer.note("thinking-effort", fmt::format("{}{}`.", effort_note, options.thinking_effort));
-  write_conversation(writer, messages, options.thinking);
-  write_notes(writer, options);
-  if (add_generation_prompt) write_generation_prompt(writer, options.thinking);
-  return writer.take();
+  return (chat_protocol(tokenizer) == ChatProtocol::k2 ? k2::render_chat : k3::render_chat)(
+      tokenizer, messages, tools, options, add_generation_prompt);
 }
 
 std::vector<TokenId> render_completion(const Tokenizer& tokenizer, const Message& message, const ChatOptions& options) {
-  PromptWriter writer(tokenizer);
-  write_completion(writer, message, options.thinking);
-  return writer.take();
+  return (chat_protocol(tokenizer) == ChatProtocol::k2 ? k2::render_completion : k3::render_completion)(
+      tokenizer, message, options);
 }
 
 std::vector<TokenId> render_tool_results(const Tokenizer& tokenizer, std::span<const Message> tool_messages,
                                          const ChatOptions& options, bool add_generation_prompt,
                                          std::span<const ToolCall> calls) {
   check_options(options);
-  PromptWriter writer(tokenizer);
   for (const Message& message : tool_messages)
     if (message.role != "tool")
       fail(ErrorCode::invalid_argument, "a tool result has role {}, expected tool", json_quote(message.role));
-  ResultWriter(calls).write(writer, tool_messages);
-  if (add_generation_prompt) {
-    write_notes(writer, options);
-    write_generation_prompt(writer, options.thinking);
-  }
-  return writer.take();
+  return (chat_protocol(tokenizer) == ChatProtocol::k2 ? k2::render_tool_results : k3::render_tool_results)(
+      tokenizer, tool_messages, options, add_generation_prompt, calls);
 }
 
 }  // namespace tidelock::model

@@ -146,18 +146,23 @@ struct AdapterPart {
   numerics::PackedMatrix down_transposed, up_transposed;  // for the backward pass
 };
 
+struct AdapterValues;
+
 class Adapter {
  public:
   Adapter(const Model& model, int rank, float alpha);
 
+  // Of the constructor: an adapter belongs to one model object.
+  const Model& model() const { return model_; }
   int rank() const { return rank_; }
   float alpha() const { return alpha_; }
   float scale() const { return alpha_ / static_cast<float>(rank_); }
   // Sets the pair of one parameter (linear or absorbed): a is [rank, in], b is [out, rank] with the checkpoint's in and
   // out.
   void set(ParameterId id, std::span<const float> a, std::span<const float> b);
-  // The hash of the values that were packed (AdapterValues::sha256); empty unless made by make_adapter.
-  const std::string& sha256() const { return sha256_; }
+  // The values as the forward pass reads them, from the packed matrices. Throws Error{mismatch} when the copies that an
+  // absorbed parameter keeps of its A differ.
+  AdapterValues values() const;
   // Parts beside those of the parameter, or null when this parameter has no adapter.
   const AdapterPart* parts(ParameterId id) const {
     const auto& p = parts_[static_cast<std::size_t>(id)];
@@ -169,8 +174,6 @@ class Adapter {
   int rank_;
   float alpha_;
   std::vector<std::vector<AdapterPart>> parts_;
-  std::string sha256_;
-  friend std::unique_ptr<Adapter> make_adapter(const Model& model, const struct AdapterValues& values);
 };
 
 // Parameters that take an adapter: all linear maps including experts, without the router, the indexer and the head.

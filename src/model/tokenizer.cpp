@@ -1,34 +1,15 @@
 #include "model/tokenizer.hpp"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <queue>
-#include <unordered_map>
 
 #include "base/files.hpp"
 #include "model/json.hpp"
 #include "model/pretokenizer.hpp"
+#include "model/tokenizer_vocabulary.hpp"
 
 namespace tidelock::model {
-
-struct Tokenizer::Vocabulary {
-  std::filesystem::path folder;
-  std::vector<std::string> base;      // bytes by id
-  std::vector<std::string> specials;  // names; specials[i] has id base.size() + i
-  std::unordered_map<std::string_view, TokenId> id_of_bytes;
-  std::unordered_map<std::string_view, TokenId> id_of_special;
-  std::array<TokenId, 256> id_of_byte{};
-  std::size_t longest = 1;  // bytes of the longest base token
-  bool bytes_only = false;  // no merges: pieces need not be looked for
-
-  std::size_t size() const { return base.size() + specials.size(); }
-  std::optional<TokenId> find(std::string_view bytes) const {
-    if (bytes.size() > longest) return std::nullopt;
-    const auto found = id_of_bytes.find(bytes);
-    return found == id_of_bytes.end() ? std::nullopt : std::optional(found->second);
-  }
-};
 
 namespace {
 
@@ -197,7 +178,32 @@ class PieceMerger {
   std::priority_queue<Pair> queue_;    // empty between pieces
 };
 
+[[noreturn]] void refuse_text(const std::string& name) {
+  throw Error(ErrorCode::not_supported,
+              fmt::format("{} has no tokenizer: text cannot be turned into tokens or back", name),
+              "give and take token ids");
+}
+
 }  // namespace
+
+void Tokenizer::Vocabulary::index(const std::string& base_source, const std::string& special_source) {
+  TokenId id = 0;
+  for (const std::string& token : base) {
+    if (!id_of_bytes.emplace(token, id).second)
+      fail(ErrorCode::corrupt_data, "{}: the tokens of rank {} and {} are the same bytes", base_source,
+           id_of_bytes.at(token), id);
+    longest = std::max(longest, token.size());
+    ++id;
+  }
+  for (const std::string& special : specials)
+    if (!id_of_special.emplace(special, id++).second)
+      fail(ErrorCode::corrupt_data, "{}: two special tokens are called {}", special_source, json_quote(special));
+  for (std::size_t byte = 0; byte < 256; ++byte) {
+    const auto found = find(std::string(1, static_cast<char>(byte)));
+    if (!found) fail(ErrorCode::corrupt_data, "{}: byte {} has no token", base_source, byte);
+    id_of_byte[byte] = *found;
+  }
+}
 
 Tokenizer::Tokenizer(std::shared_ptr<const Vocabulary> vocabulary) : vocabulary_(std::move(vocabulary)) {}
 
@@ -205,31 +211,25 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   const auto config_path = folder / "tokenizer_config.json", ranks_path = folder / "tiktoken.model";
   const TokenizerConfig config = read_config(config_path);
   auto vocabulary = std::make_shared<Vocabulary>();
-  vocabulary->folder = folder;
+  vocabulary->name = folder.string();
   vocabulary->bytes_only = config.byte_level;
   vocabulary->base = config.byte_level ? all_bytes() : read_ranks(ranks_path);
   vocabulary->specials =
       place_specials(config, static_cast<std::int64_t>(vocabulary->base.size()), config_path.string());
-  TokenId id = 0;
-  for (const std::string& token : vocabulary->base) {
-    if (!vocabulary->id_of_bytes.emplace(token, id).second)
-      fail(ErrorCode::corrupt_data, "{}: the tokens of rank {} and {} are the same bytes", ranks_path.string(),
-           vocabulary->id_of_bytes.at(token), id);
-    vocabulary->longest = std::max(vocabulary->longest, token.size());
-    ++id;
-  }
-  for (const std::string& name : vocabulary->specials)
-    if (!vocabulary->id_of_special.emplace(name, id++).second)
-      fail(ErrorCode::corrupt_data, "{}: two special tokens are called {}", config_path.string(), json_quote(name));
-  for (std::size_t byte = 0; byte < 256; ++byte) {
-    const auto found = vocabulary->find(std::string(1, static_cast<char>(byte)));
-    if (!found) fail(ErrorCode::corrupt_data, "{}: byte {} has no token", ranks_path.string(), byte);
-    vocabulary->id_of_byte[byte] = *found;
-  }
+  vocabulary->index(ranks_path.string(), config_path.string());
   return Tokenizer(std::move(vocabulary));
 }
 
+const std::string& Tokenizer::name() const {
+  return vocabulary_->name;
+}
+
+bool Tokenizer::has_text() const {
+  return vocabulary_->ids_only == 0;
+}
+
 std::vector<TokenId> Tokenizer::encode_text(std::string_view text) const {
+  if (!has_text()) refuse_text(vocabulary_->name);
   std::vector<TokenId> tokens;
   tokens.reserve(text.size() / 3);
   if (vocabulary_->bytes_only) {
@@ -256,22 +256,26 @@ std::optional<TokenId> Tokenizer::find_special(std::string_view name) const {
 
 TokenId Tokenizer::special(std::string_view name) const {
   const auto found = find_special(name);
-  if (!found)
-    fail(ErrorCode::not_found, "the vocabulary of {} has no special token {}", vocabulary_->folder.string(), name);
+  if (!found) fail(ErrorCode::not_found, "the vocabulary of {} has no special token {}", vocabulary_->name, name);
   return *found;
 }
 
-std::string_view Tokenizer::token_bytes(TokenId token) const {
+void Tokenizer::check_range(TokenId token) const {
   if (token < 0 || token >= vocab_size())
     fail(ErrorCode::invalid_argument, "token {} is not in the vocabulary of {} tokens", token, vocab_size());
+}
+
+std::string_view Tokenizer::token_bytes(TokenId token) const {
+  check_range(token);
+  if (!has_text()) refuse_text(vocabulary_->name);
   const auto index = static_cast<std::size_t>(token);
   const std::size_t base = vocabulary_->base.size();
   return index < base ? vocabulary_->base[index] : vocabulary_->specials[index - base];
 }
 
 bool Tokenizer::is_special(TokenId token) const {
-  token_bytes(token);  // checks the range
-  return static_cast<std::size_t>(token) >= vocabulary_->base.size();
+  check_range(token);
+  return has_text() && static_cast<std::size_t>(token) >= vocabulary_->base.size();
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> tokens) const {

@@ -24,12 +24,33 @@ namespace tidelock::model {
 
 using TokenId = std::int32_t;
 
+// The tokenizer of a GGUF file as its metadata says it: the values of tokenizer.ggml.*
+struct GgufVocabulary {
+  std::string model = {};                // "gpt2": byte-level BPE; "none": ids without text
+  std::string pre = {};                  // the rule that cuts text into pieces: "kimi-k2"
+  std::vector<std::string> tokens = {};  // by id; normal ones in GPT-2's characters for bytes, special ones by name
+  std::vector<std::int32_t> types = {};  // token_type: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
+  std::vector<std::string> merges = {};  // "LEFT RIGHT" in the order of ids; may be empty, since ids are ranks
+  std::int64_t size = 0;                 // with "none": the model's vocabulary
+};
+
 // Immutable and thread-safe; a copy shares the vocabulary.
 class Tokenizer {
  public:
   // Throws Error{not_found, io} for missing files, Error{corrupt_data} for bad base64, ids with gaps or duplicates,
   // tokens or names that stand twice, a byte without a token, and specials outside their range.
   static Tokenizer load(const std::filesystem::path& folder);
+
+  // The tokenizer in a GGUF file; `name` is the file's, for messages. With model "none" there are ids and no text:
+  // encode_text, decode and token_bytes throw Error{not_supported}, and there are no special tokens. Throws
+  // Error{not_supported} for other models and rules, Error{corrupt_data} for lists that do not fit together, normal
+  // tokens behind special ones, and what load() refuses.
+  static Tokenizer from_gguf(const GgufVocabulary& vocabulary, const std::string& name);
+
+  // Of the folder or file that it was read from.
+  const std::string& name() const;
+  // False for ids without text.
+  bool has_text() const;
 
   // Plain BPE over any bytes; decode() gives exactly `text` back. Time O(n log n).
   std::vector<TokenId> encode_text(std::string_view text) const;
@@ -48,6 +69,7 @@ class Tokenizer {
 
  private:
   struct Vocabulary;
+  void check_range(TokenId token) const;
   explicit Tokenizer(std::shared_ptr<const Vocabulary> vocabulary);
   std::shared_ptr<const Vocabulary> vocabulary_;
 };

@@ -59,7 +59,7 @@ bool isa_available(Isa isa) {
     case Isa::avx512:
       return avx512;
     case Isa::avx512bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
+      return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   }
   return false;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <vector>
 
 #include "base/error.hpp"
 #include "numerics/matmul_kernels.hpp"
@@ -31,13 +32,13 @@ void count_path(Isa path) {
 // The kernels in use; counts the call.
 struct Kernels {
   const DenseKernels* dense;
-  BlockKernel blocks;
+  const QuantKernels* quant;
 };
 Kernels kernels() {
-  static const std::array<Kernels, 4> table{{{&kMatmulScalar, kBlocksScalar},
-                                             {&kMatmulAvx2, kBlocksAvx2},
-                                             {&kMatmulAvx512, kBlocksAvx512},
-                                             {&kMatmulAvx512Bf16, kBlocksAvx512Bf16}}};
+  static constexpr std::array<Kernels, 4> table{{{&kMatmulScalar, &kQuantScalar},
+                                                 {&kMatmulAvx2, &kQuantAvx2},
+                                                 {&kMatmulAvx512, &kQuantAvx512},
+                                                 {&kMatmulAvx512Bf16, &kQuantAvx512Bf16}}};
   const Isa path = isa();
   count_path(path);
   return table[static_cast<std::size_t>(path)];
@@ -61,6 +62,29 @@ void in_pieces(Team& team, std::int64_t rows, std::int64_t columns, std::int64_t
   });
 }
 
+// The rows as integers, in buffers of the calling thread that stay as they are until its next product.
+QuantizedInputs quantize_inputs(const QuantKernels& set, const bf16* x, std::int64_t ldx, std::int64_t rows,
+                                std::int64_t in, Team& team) {
+  thread_local std::vector<std::int8_t> q;
+  thread_local std::vector<float> d;
+  thread_local std::vector<std::int32_t> sums;
+  const auto grow = [](auto& buffer, std::int64_t n) {
+    if (static_cast<std::int64_t>(buffer.size()) < n) buffer.resize(static_cast<std::size_t>(n));
+    return buffer.data();
+  };
+  std::int8_t* const qs = grow(q, rows * in);
+  float* const ds = grow(d, rows * in / kInputBlock);
+  std::int32_t* const all_sums = grow(sums, rows * in / 16);
+  const auto part = [&](std::int64_t row0, std::int64_t row1) {
+    set.quantize(x, ldx, in, row0, row1, qs, ds, all_sums);
+  };
+  if (team.threads() == 1 || rows * in < kSoloWork)
+    part(0, rows);
+  else
+    team.parallel(rows, std::max<std::int64_t>(1, kSoloWork / in), part);
+  return {qs, ds, all_sums};
+}
+
 template <typename Element>
 void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
          Output output, Team& team) {
@@ -69,11 +93,13 @@ void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t
     fail(ErrorCode::internal, "matmul: {} weights [{}, {}] do not take {} rows", format_name(w.format()), w.out(),
          w.in(), kNarrow ? "bf16" : "f32");
   if (rows <= 0) return;
-  const MatmulJob job{w.data(), x, ldx, y, ldy, w.out(), w.in(), w.segments(), output == Output::add, w.format()};
+  MatmulJob job{w.data(), x, ldx, y, ldy, w.out(), w.in(), w.segments(), output == Output::add, w.format()};
   const Kernels set = kernels();
   const BlockKernel block = w.format() == Format::f32    ? set.dense->f32
                             : w.format() == Format::bf16 ? set.dense->bf16
-                                                         : set.blocks;
+                                                         : set.quant->product;
+  if constexpr (kNarrow)
+    if (is_quantized(w.format())) job.quantized = quantize_inputs(*set.quant, x, ldx, rows, w.in(), team);
   const std::int64_t panels = panel_count(job.out);
   if (team.threads() == 1 || rows * job.out * job.in < kSoloWork) {
     block(job, 0, rows, 0, panels);

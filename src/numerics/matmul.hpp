@@ -6,10 +6,9 @@
 //   bf16:  for each pair (2p, 2p+1): acc = fma(x[2p+1], w[2p+1], acc), then acc = fma(x[2p], w[2p], acc)   (odd element
 //          first, then even: the order in which vdpbf16ps rounds); an odd k is padded with a zero;
 //   f32:   acc = fma(x[k], w[k], acc).
-//   block formats (quant.hpp; bf16 inputs, codes exact in bf16): for each sub-block, its own chain c over codes as for
-//   bf16,
-//          from zero; then acc = fma(scale, c, acc), and where the format has minima acc = fma(-min, s, acc), s being
-//          the sum of the sub-block's 32 inputs: x[i] + x[i + 16] in 16 lanes, then the fixed tree (rowops.hpp).
+//   block formats (quant.hpp): x becomes integers q with a scale d for every 32 k. For each sub-block the integer dot
+//          product n of q and codes, which is exact in any order; then acc = fma(scale * d, n, acc), and where the
+//          format has minima acc = fma(-min, d * (sum of q), acc).
 // With `segments` > 1 (rule 2: inputs that may be split over ranks) k is cut into that many equal runs; each has its
 // own chain from zero, and the sums are added in ascending order. Flush-to-zero and denormals-are-zero throughout.
 #pragma once
@@ -39,6 +38,9 @@ class PackedMatrix {
   // The transpose as f32, for the backward pass: a matrix of shape [in, out] made of w [out, in], so that
   // matmul(x = dy [rows, out]) gives dx [rows, in]. With Format::bf16 the values are those of the rounded weights.
   static PackedMatrix pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in);
+
+  // The weights as the kernels read them, [out, in] row-major.
+  std::vector<float> unpack() const;
 
   Format format() const { return format_; }
   std::int64_t out() const { return out_; }

@@ -1,9 +1,9 @@
 // The matrix kernels of the block formats (quant.hpp), compiled once per instruction set.
 //
-// Packed weights come in chunks of up to 256 k. A chunk's codes are unpacked to bf16 pairs, and a sub-block's chain
-// over them goes into the accumulator with the sub-block's scale (matmul.hpp states the order). Two ways lead to the
-// same bits: with few rows the codes are unpacked in registers, for every tile again; with many they are unpacked once
-// into a buffer that stays in the first-level cache, and all rows pass over it.
+// Packed weights come in chunks of up to 256 k. A sub-block's integer dot product goes into the accumulator with the
+// scales of weights and inputs (matmul.hpp states the order). Two ways lead to the same bits: with few rows the codes
+// are unpacked in registers, for every tile again; with many they are unpacked once into a buffer that stays in the
+// first-level cache, and all rows pass over it.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -23,6 +23,7 @@ inline constexpr int kBlockRows = 1, kBlockPanels = 1;
 #endif
 inline constexpr std::int64_t kRowGroup = 128;  // rows that pass over a chunk while it is unpacked
 inline constexpr int kMaxSubBlocks = 16;        // of a chunk
+inline constexpr int kSteps = 8;                // of 4 k, in a group of 32
 
 inline V16 load_f16(const std::byte* from) {
 #if defined(__AVX512F__)
@@ -52,14 +53,18 @@ inline V16 load_bytes(const std::byte* from) {
 #endif
 }
 
-// 2^(e - 127) for bytes e; zero for e = 0.
+// 2^(e - 128) for bytes e; zero for e <= 1.
 inline V16 load_exponents(const std::byte* from) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23))};
+  const __m512i e = _mm512_subs_epu16(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(1));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
 #else
   alignas(64) float x[16];
-  for (int i = 0; i < 16; ++i) x[i] = std::bit_cast<float>(std::to_integer<std::uint32_t>(from[i]) << 23);
+  for (int i = 0; i < 16; ++i) {
+    const auto e = std::to_integer<std::uint32_t>(from[i]);
+    x[i] = std::bit_cast<float>((e <= 1 ? 0 : e - 1) << 23);
+  }
   return load(x);
 #endif
 }
@@ -77,120 +82,238 @@ inline V16 load_min(const std::byte* chunk, std::int64_t b) {
   return mul(load_f16(chunk + 32), load_bytes<std::uint8_t>(chunk + 192 + b * 16));
 }
 
-// bf16 bits of the 16 codes that a nibble stands for.
-template <Format F>
-inline constexpr std::array<std::uint16_t, 16> kNibbles = [] {
-  std::array<std::uint16_t, 16> table{};
-  for (unsigned i = 0; i < 16; ++i) {
-    const float e2m1[8] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
-    const float value = F == Format::mxfp4 ? (i < 8 ? e2m1[i] : -e2m1[i - 8]) : static_cast<float>(i);
-    table[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
-  }
-  return table;
-}();
+// ---- integers: 16 lanes of int32, and 64 unsigned codes (16 outputs x 4 k)
 
+// E2M1, doubled, plus 12.
+alignas(16) inline constexpr std::array<std::uint8_t, 16> kE2m1Codes{12, 13, 14, 15, 16, 18, 20, 24,
+                                                                     12, 11, 10, 9,  8,  6,  4,  0};
+
+struct I16 {
 #if defined(__AVX512F__)
-struct CodeVector {  // a pair of codes in each 32-bit lane, the even element in the low half
   __m512i v;
-};
-// Bytes: 16 even elements, then 16 odd ones. A number of eight bits has an empty lower half as float32.
-TIDELOCK_INLINE CodeVector unpack_bytes(const std::byte* from) {
-  const auto* halves = reinterpret_cast<const __m128i*>(from);
-  const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves)));
-  const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(halves + 1)));
-  return {_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd))};
-}
-// The table twice: vpermw looks at five bits, of which the fifth belongs to the next nibble.
-template <Format F>
-TIDELOCK_INLINE __m512i nibble_table() {
-  alignas(64) std::uint16_t twice[32];
-  for (int i = 0; i < 32; ++i) twice[i] = kNibbles<F>[static_cast<std::size_t>(i % 16)];
-  return _mm512_load_si512(twice);
-}
-template <int kStep>
-TIDELOCK_INLINE CodeVector unpack_nibbles(__m512i words, __m512i table) {
-  return {_mm512_permutexvar_epi16(kStep == 0 ? words : _mm512_srli_epi16(words, 4 * kStep), table)};
-}
-#endif
-
-// Codes of `count` k (a multiple of 16) as bf16 pairs, [count / 2][16][2].
-template <Format F>
-void unpack_chunk(const std::byte* codes, std::int64_t count, bf16* to) {
-#if defined(__AVX512F__)
-  auto* out = reinterpret_cast<std::uint32_t*>(to);
-  if constexpr (code_bits(F) == 8) {
-    for (std::int64_t step = 0; step < count / 2; ++step)
-      _mm512_storeu_si512(out + step * kPanel, unpack_bytes(codes + step * 32).v);
-  } else {
-    const __m512i table = nibble_table<F>();
-    for (std::int64_t word = 0; word < count / 8; ++word) {
-      const __m512i v = _mm512_loadu_si512(codes + word * 64);
-      repeat<4>([&](auto i) __attribute__((always_inline)) {
-        _mm512_storeu_si512(out + (word * 4 + i) * kPanel, unpack_nibbles<i>(v, table).v);
-      });
-    }
-  }
+#elif defined(__AVX2__)
+  __m256i lo, hi;
 #else
-  for (std::int64_t step = 0; step < count / 2; ++step) {
-    for (int i = 0; i < 32; ++i) {
-      const int o = i / 2, odd = i % 2;
+  std::int32_t v[16];
+#endif
+};
+TIDELOCK_INLINE I16 set1_int(std::int32_t x) {
+#if defined(__AVX512F__)
+  return {_mm512_set1_epi32(x)};
+#elif defined(__AVX2__)
+  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+#else
+  I16 r;
+  for (auto& lane : r.v) lane = x;
+  return r;
+#endif
+}
+TIDELOCK_INLINE V16 to_floats(I16 a) {
+#if defined(__AVX512F__)
+  return {_mm512_cvtepi32_ps(a.v)};
+#elif defined(__AVX2__)
+  return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
+#else
+  return lanes([&](int i) { return static_cast<float>(a.v[i]); });
+#endif
+}
+
+struct Codes {
+#if defined(__AVX512F__)
+  __m512i v;
+#elif defined(__AVX2__)
+  __m256i lo, hi;
+#else
+  const std::uint8_t* v;
+#endif
+};
+TIDELOCK_INLINE Codes load_codes(const std::uint8_t* from) {
+#if defined(__AVX512F__)
+  return {_mm512_loadu_si512(from)};
+#elif defined(__AVX2__)
+  const auto* halves = reinterpret_cast<const __m256i*>(from);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+#else
+  return {from};
+#endif
+}
+
+// Four inputs, as the dot product takes them.
+struct Four {
+#if defined(__AVX512VNNI__)
+  __m512i v;
+#elif defined(__AVX512F__)
+  __m512i even, odd;  // 0 and 2, 1 and 3, as 16-bit pairs
+#elif defined(__AVX2__)
+  __m256i even, odd;
+#else
+  const std::int8_t* v;
+#endif
+};
+TIDELOCK_INLINE Four load_four(const std::int8_t* q) {
+#if defined(__AVX512VNNI__)
+  std::int32_t bits;
+  std::memcpy(&bits, q, 4);
+  return {_mm512_set1_epi32(bits)};
+#elif defined(__AVX2__)
+  const auto pair = [&](int i) {
+    return static_cast<std::int32_t>(static_cast<std::uint16_t>(std::int16_t{q[i]}) |
+                                     static_cast<std::uint32_t>(static_cast<std::uint16_t>(std::int16_t{q[i + 2]}))
+                                         << 16);
+  };
+#if defined(__AVX512F__)
+  return {_mm512_set1_epi32(pair(0)), _mm512_set1_epi32(pair(1))};
+#else
+  return {_mm256_set1_epi32(pair(0)), _mm256_set1_epi32(pair(1))};
+#endif
+#else
+  return {q};
+#endif
+}
+
+// acc + the products of four codes with four inputs, in each lane. Exact: no path may saturate.
+TIDELOCK_INLINE I16 dot(Codes w, Four x, I16 acc) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)};
+#elif defined(__AVX512F__)
+  const __m512i even = _mm512_and_si512(w.v, _mm512_set1_epi16(0xFF)), odd = _mm512_srli_epi16(w.v, 8);
+  const __m512i sum = _mm512_add_epi32(_mm512_madd_epi16(even, x.even), _mm512_madd_epi16(odd, x.odd));
+  return {_mm512_add_epi32(acc.v, sum)};
+#elif defined(__AVX2__)
+  const auto half = [&](__m256i v, __m256i sum) {
+    const __m256i even = _mm256_and_si256(v, _mm256_set1_epi16(0xFF)), odd = _mm256_srli_epi16(v, 8);
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, x.even), _mm256_madd_epi16(odd, x.odd)));
+  };
+  return {half(w.lo, acc.lo), half(w.hi, acc.hi)};
+#else
+  for (int o = 0; o < 16; ++o)
+    for (int i = 0; i < 4; ++i) acc.v[o] += w.v[o * 4 + i] * x.v[i];
+  return acc;
+#endif
+}
+
+template <int R, int P>
+struct Dots {
+  I16 v[R][P];
+};
+
+// ---- unpacking
+
+#if defined(__AVX512F__)
+// Codes of step kStep (4 k) of a packed group of 32 k.
+template <Format F, int kStep>
+TIDELOCK_INLINE __m512i unpack_step(const std::byte* group) {
+  if constexpr (code_bits(F) == 8) return _mm512_loadu_si512(group + kStep * 64);
+  const __m512i v = _mm512_loadu_si512(group + kStep / 2 * 64), nibble = _mm512_set1_epi8(15);
+  const __m512i low = _mm512_and_si512(kStep % 2 == 0 ? v : _mm512_srli_epi16(v, 4), nibble);
+  if constexpr (F == Format::mxfp4) {
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kE2m1Codes.data()));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), low);
+  }
+  if constexpr (code_bits(F) == 5) {  // low | (bit kStep, moved to bit 4)
+    const __m512i h = _mm512_loadu_si512(group + 256);
+    const __m512i moved = kStep <= 4 ? _mm512_slli_epi16(h, 4 - (kStep <= 4 ? kStep : 4))
+                                     : _mm512_srli_epi16(h, kStep > 4 ? kStep - 4 : 0);
+    return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(16), 0xF8);
+  }
+  if constexpr (code_bits(F) == 6) {  // low | (pair kStep % 4, moved to bits 4 and 5)
+    const __m512i h = _mm512_loadu_si512(group + 256 + kStep / 4 * 64);
+    constexpr int kPair = kStep % 4;
+    const __m512i moved = kPair <= 2 ? _mm512_slli_epi16(h, kPair <= 2 ? 4 - 2 * kPair : 0) : _mm512_srli_epi16(h, 2);
+    return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(48), 0xF8);
+  }
+  return low;
+}
+#endif
+
+// A packed group of 32 k as [8][64] bytes.
+template <Format F>
+void unpack_group(const std::byte* group, std::uint8_t* to) {
+#if defined(__AVX512F__)
+  repeat<kSteps>([&](auto t)
+                     __attribute__((always_inline)) { _mm512_storeu_si512(to + t * 64, unpack_step<F, t>(group)); });
+#else
+  const auto* g = reinterpret_cast<const std::uint8_t*>(group);
+  for (int t = 0; t < kSteps; ++t) {
+    for (int i = 0; i < 64; ++i) {
       if constexpr (code_bits(F) == 8) {
-        const auto code = static_cast<std::int8_t>(codes[step * 32 + odd * 16 + o]);
-        to[step * 32 + i].bits =
-            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(code)) >> 16);
-      } else {
-        std::uint32_t word;
-        std::memcpy(&word, codes + step / 4 * 64 + o * 4, 4);
-        to[step * 32 + i].bits = kNibbles<F>[word >> (odd * 16 + step % 4 * 4) & 15U];
+        to[t * 64 + i] = g[t * 64 + i];
+        continue;
       }
+      unsigned code = g[t / 2 * 64 + i] >> (t % 2 * 4) & 15U;
+      if constexpr (F == Format::mxfp4) code = kE2m1Codes[code];
+      if constexpr (code_bits(F) == 5) code |= (g[256 + i] >> t & 1U) << 4;
+      if constexpr (code_bits(F) == 6) code |= (g[256 + t / 4 * 64 + i] >> (t % 4 * 2) & 3U) << 4;
+      to[t * 64 + i] = static_cast<std::uint8_t>(code);
     }
   }
 #endif
 }
 
-// Sums of x over every sub-block, which the minima multiply: 16 strided partial sums and the fixed tree.
-inline float sub_block_sum(const bf16* x) {
-  return sum_tree(add(load(x), load(x + 16)));
-}
-
-// Where the sub-blocks of one job's rows lie, and the buffers of the thread that works on them.
 struct BlockScratch {
-  alignas(64) std::array<bf16, kBlockPanels * kChunk * kPanel> codes;
+  alignas(64) std::array<std::uint8_t, kBlockPanels * kChunk * kPanel> codes;
   alignas(64) std::array<float, kBlockPanels * kMaxSubBlocks * kPanel> scales, mins;
   alignas(64) std::array<float, kRowGroup * kBlockPanels * kPanel> acc, total;
-  std::vector<float> sums;  // [rows, in / sub-block]
 };
 
 template <Format F>
 struct Block {
   static constexpr std::int64_t kSub = F == Format::q6_k ? 16 : 32;
+  static constexpr int kSubSteps = kSub / 4;
+  static constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
   static constexpr bool kMin = F == Format::q4_k || F == Format::q5_k;
   static constexpr std::int64_t kAccStride = kBlockPanels * kPanel;
+  static constexpr std::int64_t kGroupBytes = 32 * kPanel * code_bits(F) / 8;
+
+  // Sum of the inputs of sub-block b of a row (sums of 16 each).
+  static TIDELOCK_INLINE std::int32_t input_sum(const std::int32_t* sums, std::int64_t b) {
+    return kSub == 16 ? sums[b] : sums[2 * b] + sums[2 * b + 1];
+  }
+  // The order of the contract, for one output vector and one sub-block.
+  static TIDELOCK_INLINE V16 accumulate(V16 scale, V16 min, float d, std::int32_t sum, I16 dot, V16 acc) {
+    acc = fma(mul(scale, set1(d)), to_floats(dot), acc);
+    if constexpr (kMin) acc = fnma(min, set1(d * static_cast<float>(sum)), acc);
+    return acc;
+  }
 
   struct Tile {
-    const bf16* x;  // the tile's first row, at the first sub-block
-    std::int64_t ldx;
-    const bf16* codes;                  // at the first sub-block; panels are kChunk * kPanel apart
-    const float *scales, *mins, *sums;  // likewise; panels are kMaxSubBlocks * kPanel apart, rows of sums lds
-    std::int64_t lds;
-    std::int64_t blocks;
+    const std::int8_t* q;  // the tile's first row, at the first sub-block
+    std::int64_t in;
+    const float* d;              // of the row; rows are in / 32 apart
+    const std::int32_t* sums;    // of the row; rows are in / 16 apart
+    std::int64_t first, blocks;  // sub-blocks, counted from k = 0
+    const std::uint8_t* codes;   // at the first sub-block; panels are kChunk * kPanel apart
+    const float *scales, *mins;  // likewise; panels are kMaxSubBlocks * kPanel apart
     float* acc;
   };
 
   template <int R, int P>
   static void tile(const Tile& t) {
     for (std::int64_t b = 0; b < t.blocks; ++b) {
-      Accumulators<R, P> chain;
-      chain.zero();
-      KernelBf16::run<R, P>(chain, t.x + b * kSub, t.ldx,
-                            reinterpret_cast<const std::byte*>(t.codes + b * kSub * kPanel), kChunk * kPanel * 2, kSub);
+      Dots<R, P> dots;
       repeat<R>([&](auto r) __attribute__((always_inline)) {
+        const std::int32_t start =
+            code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum(t.sums + r * (t.in / 16), t.first + b);
+        repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
+      });
+      for (int step = 0; step < kSubSteps; ++step) {
+        Codes w[P];
+        repeat<P>([&](auto p) __attribute__((always_inline)) {
+          w[p] = load_codes(t.codes + p * kChunk * kPanel + b * kSub * kPanel + step * 64);
+        });
+        repeat<R>([&](auto r) __attribute__((always_inline)) {
+          const Four x = load_four(t.q + r * t.in + b * kSub + step * 4);
+          repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = dot(w[p], x, dots.v[r][p]); });
+        });
+      }
+      repeat<R>([&](auto r) __attribute__((always_inline)) {
+        const float d = t.d[r * (t.in / kInputBlock) + (t.first + b) / kSubsPerInput];
+        const std::int32_t sum = kMin ? input_sum(t.sums + r * (t.in / 16), t.first + b) : 0;
         repeat<P>([&](auto p) __attribute__((always_inline)) {
           float* acc = t.acc + r * kAccStride + p * kPanel;
           const std::int64_t at = (p * kMaxSubBlocks + b) * kPanel;
-          V16 sum = fma(load(t.scales + at), chain.v[r][p], load(acc));
-          if constexpr (kMin) sum = fnma(load(t.mins + at), set1(t.sums[r * t.lds + b]), sum);
-          store(acc, sum);
+          const V16 min = kMin ? load(t.mins + at) : V16{};
+          store(acc, accumulate(load(t.scales + at), min, d, sum, dots.v[r][p], load(acc)));
         });
       });
     }
@@ -210,7 +333,9 @@ struct Block {
     for (std::int64_t p = 0; p < panels; ++p) {
       const std::byte* from = job.w + static_cast<std::size_t>(panel + p) * panel_bytes(F, job.in) +
                               static_cast<std::size_t>(chunk) * chunk_bytes(F, kChunk);
-      unpack_chunk<F>(from + codes_offset(F, count), count, s.codes.data() + p * kChunk * kPanel);
+      for (std::int64_t g = 0; g < count / 32; ++g)
+        unpack_group<F>(from + codes_offset(F, count) + g * kGroupBytes,
+                        s.codes.data() + (p * kChunk + g * 32) * kPanel);
       for (std::int64_t b = 0; b < count / kSub; ++b) {
         store(s.scales.data() + (p * kMaxSubBlocks + b) * kPanel, load_scale<F>(from, b));
         if constexpr (kMin) store(s.mins.data() + (p * kMaxSubBlocks + b) * kPanel, load_min<F>(from, b));
@@ -236,10 +361,8 @@ struct Block {
 
   // Rows [row, row + rows), at most kRowGroup of them, of up to kBlockPanels panels.
   static void many_rows(const MatmulJob& job, std::int64_t row, std::int64_t rows, std::int64_t panel,
-                        std::int64_t panels, const float* sums, BlockScratch& s) {
+                        std::int64_t panels, BlockScratch& s) {
     const std::int64_t segment = job.in / job.segments;
-    const auto* x = static_cast<const bf16*>(job.x) + row * job.ldx;
-    const std::int64_t lds = job.in / kSub;
     std::fill_n(s.acc.data(), rows * kAccStride, 0.0F);
     for (std::int64_t k0 = 0; k0 < job.in; k0 += kChunk) {
       const std::int64_t count = std::min<std::int64_t>(kChunk, job.in - k0);
@@ -248,11 +371,12 @@ struct Block {
         const std::int64_t stop = std::min((k / segment + 1) * segment, k0 + count);
         const std::int64_t at = (k - k0) / kSub;
         for (std::int64_t r = 0; r < rows; r += kBlockRows) {
-          const std::int64_t tile_rows = std::min<std::int64_t>(kBlockRows, rows - r);
-          kTiles[tile_rows - 1][panels - 1]({x + r * job.ldx + k, job.ldx, s.codes.data() + (k - k0) * kPanel,
-                                             s.scales.data() + at * kPanel, s.mins.data() + at * kPanel,
-                                             kMin ? sums + r * lds + k / kSub : nullptr, lds, (stop - k) / kSub,
-                                             s.acc.data() + r * kAccStride});
+          const std::int64_t tile_rows = std::min<std::int64_t>(kBlockRows, rows - r), first_row = row + r;
+          kTiles[tile_rows - 1][panels - 1](
+              {job.quantized.q + first_row * job.in + k, job.in, job.quantized.d + first_row * (job.in / kInputBlock),
+               job.quantized.sums + first_row * (job.in / 16), k / kSub, (stop - k) / kSub,
+               s.codes.data() + (k - k0) * kPanel, s.scales.data() + at * kPanel, s.mins.data() + at * kPanel,
+               s.acc.data() + r * kAccStride});
         }
         if (job.segments > 1 && stop % segment == 0) close_segment(s, rows, stop == segment);
         k = stop;
@@ -261,84 +385,70 @@ struct Block {
     write(job, job.segments > 1 ? s.total.data() : s.acc.data(), kAccStride, row, rows, panel, panels);
   }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
   static constexpr int kFewRows = 4, kFewPanels = 4;
 
-  // One sub-block's chain with codes unpacked in registers.
-  template <int R, int P>
-  static TIDELOCK_INLINE void chain(Accumulators<R, P>& acc, const bf16* x, std::int64_t ldx, const std::byte* codes,
-                                    std::size_t panel_stride, __m512i table) {
-    const auto multiply = [&](int k, CodeVector(&w)[P]) __attribute__((always_inline)) {
+  // The dot products of one group of 32 k (one sub-block, or two), codes unpacked in registers.
+  template <int R, int P, int kFirstStep>
+  static TIDELOCK_INLINE void group_dots(Dots<R, P>& dots, const std::int8_t* q, std::int64_t in,
+                                         const std::byte* group, std::size_t panel_stride) {
+    repeat<kSubSteps>([&](auto i) __attribute__((always_inline)) {
+      constexpr int kStep = kFirstStep + i;
+      Codes w[P];
+      repeat<P>([&](auto p)
+                    __attribute__((always_inline)) { w[p] = {unpack_step<F, kStep>(group + p * panel_stride)}; });
       repeat<R>([&](auto r) __attribute__((always_inline)) {
-        std::uint32_t pair;
-        std::memcpy(&pair, x + r * ldx + k, 4);
-        const auto xv = KernelBf16::broadcast(pair);
-        repeat<P>([&](auto p)
-                      __attribute__((always_inline)) { acc.v[r][p] = KernelBf16::dot(xv, {w[p].v}, acc.v[r][p]); });
+        const Four x = load_four(q + r * in + kStep * 4);
+        repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = dot(w[p], x, dots.v[r][p]); });
       });
-    };
-    CodeVector w[P];
-    if constexpr (code_bits(F) == 8) {
-      for (int step = 0; step < kSub / 2; ++step) {
-        repeat<P>([&](auto p)
-                      __attribute__((always_inline)) { w[p] = unpack_bytes(codes + p * panel_stride + step * 32); });
-        multiply(step * 2, w);
-      }
-    } else {
-      for (int word = 0; word < kSub / 8; ++word) {
-        __m512i v[P];
-        repeat<P>([&](auto p) __attribute__((always_inline)) {
-          v[p] = _mm512_loadu_si512(codes + p * panel_stride + word * 64);
-        });
-        repeat<4>([&](auto i) __attribute__((always_inline)) {
-          repeat<P>([&](auto p) __attribute__((always_inline)) { w[p] = unpack_nibbles<i>(v[p], table); });
-          multiply(word * 8 + 2 * i, w);
-        });
-      }
-    }
+    });
   }
 
   template <int R, int P>
-  static void few_rows(const MatmulJob& job, std::int64_t row, std::int64_t panel, const float* sums) {
-    const std::int64_t segment_blocks = job.in / job.segments / kSub, blocks = job.in / kSub;
-    const std::size_t stride = panel_bytes(F, job.in);
+  static void few_rows(const MatmulJob& job, std::int64_t row, std::int64_t panel) {
+    const std::int64_t in = job.in, segment_groups = in / job.segments / 32, groups = in / 32;
+    const std::size_t stride = panel_bytes(F, in);
     const std::byte* w = job.w + static_cast<std::size_t>(panel) * stride;
-    const auto* x = static_cast<const bf16*>(job.x) + row * job.ldx;
-    __m512i table{};
-    if constexpr (code_bits(F) == 4) table = nibble_table<F>();
+    const std::int8_t* q = job.quantized.q + row * in;
+    const float* ds = job.quantized.d + row * (in / kInputBlock);
+    const std::int32_t* sums = job.quantized.sums + row * (in / 16);
     alignas(64) float total[R * P * kPanel];
     Accumulators<R, P> acc;
     acc.zero();
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      constexpr std::int64_t kPerChunk = kChunk / kSub;
-      const std::byte* chunk = w + static_cast<std::size_t>(b / kPerChunk) * chunk_bytes(F, kChunk);
-      const std::int64_t count = std::min<std::int64_t>(kChunk, job.in - b / kPerChunk * kChunk),
-                         in_chunk = b % kPerChunk;
-      Accumulators<R, P> part;
-      part.zero();
-      chain(part, x + b * kSub, job.ldx,
-            chunk + codes_offset(F, count) + static_cast<std::size_t>(in_chunk * kSub * kPanel * code_bits(F) / 8),
-            stride, table);
-      repeat<P>([&](auto p) __attribute__((always_inline)) {
-        const V16 scale = load_scale<F>(chunk + p * stride, in_chunk);
+    for (std::int64_t g = 0; g < groups; ++g) {
+      constexpr std::int64_t kPerChunk = kChunk / 32;
+      const std::byte* chunk = w + static_cast<std::size_t>(g / kPerChunk) * chunk_bytes(F, kChunk);
+      const std::int64_t count = std::min<std::int64_t>(kChunk, in - g / kPerChunk * kChunk);
+      const std::byte* codes = chunk + codes_offset(F, count) + g % kPerChunk * kGroupBytes;
+      repeat<kSubsPerInput>([&](auto half) __attribute__((always_inline)) {
+        const std::int64_t b = g * kSubsPerInput + half, in_chunk = g % kPerChunk * kSubsPerInput + half;
+        Dots<R, P> dots;
         repeat<R>([&](auto r) __attribute__((always_inline)) {
-          acc.v[r][p] = fma(scale, part.v[r][p], acc.v[r][p]);
-          if constexpr (kMin)
-            acc.v[r][p] = fnma(load_min<F>(chunk + p * stride, in_chunk), set1(sums[r * blocks + b]), acc.v[r][p]);
+          const std::int32_t start = code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum(sums + r * (in / 16), b);
+          repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
+        });
+        group_dots<R, P, half * kSubSteps>(dots, q + g * 32, in, codes, stride);
+        repeat<P>([&](auto p) __attribute__((always_inline)) {
+          const V16 scale = load_scale<F>(chunk + p * stride, in_chunk);
+          const V16 min = kMin ? load_min<F>(chunk + p * stride, in_chunk) : V16{};
+          repeat<R>([&](auto r) __attribute__((always_inline)) {
+            const std::int32_t sum = kMin ? input_sum(sums + r * (in / 16), b) : 0;
+            acc.v[r][p] = accumulate(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][p], acc.v[r][p]);
+          });
         });
       });
-      if ((b + 1) % segment_blocks != 0) continue;
+      if ((g + 1) % segment_groups != 0) continue;
       repeat<R>([&](auto r) __attribute__((always_inline)) {
         repeat<P>([&](auto p) __attribute__((always_inline)) {
           float* to = total + (r * P + p) * kPanel;
-          store(to, b + 1 == segment_blocks ? acc.v[r][p] : add(load(to), acc.v[r][p]));
+          store(to, g + 1 == segment_groups ? acc.v[r][p] : add(load(to), acc.v[r][p]));
         });
       });
       acc.zero();
     }
     write(job, total, P * kPanel, row, R, panel, P);
   }
-  using FewFunction = void (*)(const MatmulJob&, std::int64_t row, std::int64_t panel, const float* sums);
+  using FewFunction = void (*)(const MatmulJob&, std::int64_t row, std::int64_t panel);
   static constexpr auto kFew = [] {  // [R - 1][P - 1]
     std::array<std::array<FewFunction, kFewPanels>, kFewRows> tiles{};
     [&]<int... I>(std::integer_sequence<int, I...>) {
@@ -351,29 +461,20 @@ struct Block {
 
   static void run(const MatmulJob& job, std::int64_t row0, std::int64_t row1, std::int64_t panel0,
                   std::int64_t panel1) {
-    thread_local const std::unique_ptr<BlockScratch> scratch = std::make_unique<BlockScratch>();
-    BlockScratch& s = *scratch;
-    const std::int64_t subs = job.in / kSub;
-    if constexpr (kMin) {
-      s.sums.resize(static_cast<std::size_t>((row1 - row0) * subs));
-      for (std::int64_t r = row0; r < row1; ++r)
-        for (std::int64_t b = 0; b < subs; ++b)
-          s.sums[static_cast<std::size_t>((r - row0) * subs + b)] =
-              sub_block_sum(static_cast<const bf16*>(job.x) + r * job.ldx + b * kSub);
-    }
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
     if (row1 - row0 <= kFewRows) {
       for (std::int64_t panel = panel0; panel < panel1; panel += kFewPanels) {
         const std::int64_t panels = std::min<std::int64_t>(kFewPanels, panel1 - panel);
-        kFew[row1 - row0 - 1][panels - 1](job, row0, panel, s.sums.data());
+        kFew[row1 - row0 - 1][panels - 1](job, row0, panel);
       }
       return;
     }
 #endif
+    thread_local const std::unique_ptr<BlockScratch> scratch = std::make_unique<BlockScratch>();
     for (std::int64_t panel = panel0; panel < panel1; panel += kBlockPanels)
       for (std::int64_t row = row0; row < row1; row += kRowGroup)
         many_rows(job, row, std::min(kRowGroup, row1 - row), panel,
-                  std::min<std::int64_t>(kBlockPanels, panel1 - panel), s.sums.data() + (row - row0) * subs, s);
+                  std::min<std::int64_t>(kBlockPanels, panel1 - panel), *scratch);
   }
 };
 
@@ -393,6 +494,43 @@ inline void run_blocks(const MatmulJob& job, std::int64_t row0, std::int64_t row
     case Format::f32:
     case Format::bf16:
       return;  // matmul.cpp sends those elsewhere
+  }
+}
+
+// 16 lanes that hold integers of at most eight bits, as bytes; their sum.
+inline std::int32_t store_bytes(std::int8_t* to, V16 a) {
+#if defined(__AVX512F__)
+  const __m512i v = _mm512_cvtps_epi32(a.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(v));
+  return _mm512_reduce_add_epi32(v);
+#else
+  alignas(64) float x[16];
+  store(x, a);
+  std::int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) {
+    to[i] = static_cast<std::int8_t>(x[i]);
+    sum += to[i];
+  }
+  return sum;
+#endif
+}
+
+inline void quantize_rows(const bf16* x, std::int64_t ldx, std::int64_t in, std::int64_t row0, std::int64_t row1,
+                          std::int8_t* q, float* d, std::int32_t* sums) {
+  for (std::int64_t row = row0; row < row1; ++row) {
+    for (std::int64_t k = 0; k < in; k += kInputBlock) {
+      const V16 a = load(x + row * ldx + k), b = load(x + row * ldx + k + 16);
+      const float largest = max_tree(max(abs(a), abs(b)));
+      const bool empty = !(largest >= kSmallestInput);
+      const V16 inverse = set1(empty ? 0.0F : 127.0F / largest);
+      const auto whole = [&](V16 v) {  // held to the range whatever v is: min and max pass the second on for NaN
+        return max(min(round_int(mul(v, inverse)), set1(127)), set1(-127));
+      };
+      const std::int64_t at = row * in + k;
+      d[at / kInputBlock] = empty ? 0.0F : largest / 127.0F;
+      sums[at / 16] = store_bytes(q + at, whole(a));
+      sums[at / 16 + 1] = store_bytes(q + at + 16, whole(b));
+    }
   }
 }
 

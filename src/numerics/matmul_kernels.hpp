@@ -19,16 +19,21 @@ inline constexpr std::int64_t kPanel = 16;  // output columns that a packed pane
 //     mxfp4  u8 e[sub-block][16]
 //     q4_k, q5_k  f16 d[16], f16 dmin[16], u8 scale[8][16], u8 min[8][16]
 //     q6_k   f16 d[16], i8 scale[16][16]
-//     codes of 8 bits (q8_0, q5_k, q6_k): [k / 2][even, odd][16] bytes
-//     codes of 4 bits (mxfp4, q4_k): [k / 8][16] words of 32 bits: k 0, 2, 4, 6 in the lower half, 1, 3, 5, 7 in the
-//     upper
+//     codes are kept unsigned, code + code_offset, by 32 k:
+//       8 bits  [k / 4][16][4] bytes
+//       4 bits  [k / 8][16][4] bytes: k 0..3 in the low nibbles, 4..7 in the high ones
+//       5 bits  as 4, then 64 bytes [16][4] of fifth bits: bit t is that of k = 4 t + j
+//       6 bits  as 4, then 2 x 64 bytes [16][4] of upper pairs: pair t is that of k = 4 t + j, and of 16 + 4 t + j
 inline std::int64_t panel_count(std::int64_t out) {
   return (out + kPanel - 1) / kPanel;
 }
 
 inline constexpr std::int64_t kChunk = 256;
 constexpr int code_bits(Format format) {
-  return format == Format::mxfp4 || format == Format::q4_k ? 4 : 8;
+  return format == Format::q8_0 ? 8 : format == Format::q6_k ? 6 : format == Format::q5_k ? 5 : 4;
+}
+constexpr int code_offset(Format format) {
+  return format == Format::q8_0 ? 128 : format == Format::q6_k ? 32 : format == Format::mxfp4 ? 12 : 0;
 }
 // Where the codes of a chunk of `count` k begin, and the chunk's size.
 constexpr std::size_t codes_offset(Format format, std::int64_t count) {
@@ -46,6 +51,13 @@ inline std::size_t panel_bytes(Format format, std::int64_t in) {
          (rest == 0 ? 0 : chunk_bytes(format, rest));
 }
 
+// Inputs in blocks of 32 (quant.hpp), of the rows of a job.
+struct QuantizedInputs {
+  const std::int8_t* q;      // [rows, in]
+  const float* d;            // [rows, in / 32]
+  const std::int32_t* sums;  // [rows, in / 16]: of 16 q each
+};
+
 // One product, shared by all of its pieces.
 struct MatmulJob {
   const std::byte* w;  // packed
@@ -57,6 +69,7 @@ struct MatmulJob {
   int segments;
   bool add;  // y = y + result
   Format format;
+  QuantizedInputs quantized{};  // instead of x, for block formats
 };
 
 // c[i][j] over ascending m in [m0, m1), starting from zero when `fresh` and from c otherwise.
@@ -81,6 +94,13 @@ struct DenseKernels {
 };
 
 extern const DenseKernels kMatmulScalar, kMatmulAvx2, kMatmulAvx512, kMatmulAvx512Bf16;
-extern const BlockKernel kBlocksScalar, kBlocksAvx2, kBlocksAvx512, kBlocksAvx512Bf16;  // the block formats
+
+// The block formats: the product, and the inputs of rows [row0, row1) quantised into the arrays given.
+struct QuantKernels {
+  BlockKernel product;
+  void (*quantize)(const bf16* x, std::int64_t ldx, std::int64_t in, std::int64_t row0, std::int64_t row1,
+                   std::int8_t* q, float* d, std::int32_t* sums);
+};
+extern const QuantKernels kQuantScalar, kQuantAvx2, kQuantAvx512, kQuantAvx512Bf16;
 
 }  // namespace tidelock::numerics

@@ -57,61 +57,50 @@ T read(const std::byte* from) {
   return value;
 }
 
-// Nibbles k = 0..7 of a word's eight bytes (one nibble each) in the order of a packed word: even ones, then odd ones.
-std::uint32_t gather_nibbles(std::uint64_t bytes) {
-  const auto four = [](std::uint64_t x) {  // every other byte
-    x &= 0x000F000F000F000FU;
-    x = (x | x >> 12) & 0x000000FF000000FFU;
-    return static_cast<std::uint32_t>((x | x >> 24) & 0xFFFFU);
-  };
-  return four(bytes) | four(bytes >> 8) << 16;
-}
-
-// 32 codes of one output (a sub-block, or two of q6_k), a byte each, from block row `row` at element k.
-using Codes = std::array<std::int8_t, 32>;
+// 32 codes of one output as they are packed (unsigned, code + code_offset), from block row `row` at element k.
+using Codes = std::array<std::uint8_t, 32>;
 Codes codes_at(Format format, const std::byte* row, std::int64_t k) {
   Codes out{};
   const std::byte* block = row + static_cast<std::size_t>(k / block_elements(format)) * block_bytes(format);
   const auto j = static_cast<int>(k % block_elements(format) / 32);
   if (format == Format::q8_0) {
-    std::memcpy(out.data(), block + 2, 32);
+    for (std::size_t i = 0; i < 32; ++i) out[i] = static_cast<std::uint8_t>(block[2 + i] ^ std::byte{0x80});
   } else if (format == Format::mxfp4) {
-    for (std::size_t i = 0; i < 16; ++i) {
-      const auto q = std::to_integer<unsigned>(block[1 + i]);
-      out[i] = static_cast<std::int8_t>(q & 15U);
-      out[i + 16] = static_cast<std::int8_t>(q >> 4);
+    for (std::size_t i = 0; i < 16; ++i) {  // packed as in the file, looked up by the kernel
+      out[i] = static_cast<std::uint8_t>(block[1 + i] & std::byte{15});
+      out[i + 16] = static_cast<std::uint8_t>(block[1 + i] >> 4);
     }
   } else if (format == Format::q6_k) {
-    const int half = j / 4, quarter = j % 4;
-    for (std::size_t i = 0; i < 32; ++i) {
-      const auto low = std::to_integer<unsigned>(block[static_cast<std::size_t>(half * 64 + quarter % 2 * 32) + i]);
-      const auto high = std::to_integer<unsigned>(block[static_cast<std::size_t>(128 + half * 32) + i]);
-      const unsigned code = (low >> (quarter / 2 * 4) & 15U) | (high >> (quarter * 2) & 3U) << 4;
-      out[i] = static_cast<std::int8_t>(static_cast<int>(code) - 32);
-    }
+    const std::byte* low = block + j / 4 * 64 + j % 2 * 32;
+    const std::byte* high = block + 128 + j / 4 * 32;
+    const int quarter = j % 4;
+    for (std::size_t i = 0; i < 32; ++i)
+      out[i] = static_cast<std::uint8_t>((low[i] >> (quarter / 2 * 4) & std::byte{15}) |
+                                         (high[i] >> (quarter * 2) & std::byte{3}) << 4);
   } else {
-    const bool five = format == Format::q5_k;
-    const std::byte* low = block + (five ? 48 : 16) + j / 2 * 32;
-    for (std::size_t i = 0; i < 32; ++i) {
-      unsigned code = std::to_integer<unsigned>(low[i]) >> (j % 2 * 4) & 15U;
-      if (five) code |= (std::to_integer<unsigned>(block[16 + i]) >> j & 1U) << 4;
-      out[i] = static_cast<std::int8_t>(code);
-    }
+    const std::byte* low = block + (format == Format::q5_k ? 48 : 16) + j / 2 * 32;
+    for (std::size_t i = 0; i < 32; ++i) out[i] = static_cast<std::uint8_t>(low[i] >> (j % 2 * 4) & std::byte{15});
+    if (format == Format::q5_k)
+      for (std::size_t i = 0; i < 32; ++i)
+        out[i] |= static_cast<std::uint8_t>((block[16 + i] >> j & std::byte{1}) << 4);
   }
   return out;
 }
 
-void place_codes(Format format, const Codes& codes, std::int64_t k, std::int64_t column, std::byte* to) {
-  if (code_bits(format) == 8) {
-    for (std::int64_t i = 0; i < 32; ++i)
-      to[(k + i) / 2 * 32 + i % 2 * 16 + column] = static_cast<std::byte>(codes[static_cast<std::size_t>(i)]);
-    return;
-  }
-  for (std::int64_t w = 0; w < 4; ++w) {
-    std::uint64_t bytes = 0;
-    std::memcpy(&bytes, codes.data() + w * 8, 8);
-    const std::uint32_t word = gather_nibbles(bytes);
-    std::memcpy(to + (k / 8 + w) * 64 + column * 4, &word, 4);
+// Codes of 32 k into the 32-k group `to` of a packed chunk.
+void place_codes(int bits, const Codes& codes, std::int64_t column, std::byte* to) {
+  std::byte* own = to + column * 4;
+  for (std::size_t t = 0; t < 8; ++t) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      const auto code = static_cast<std::byte>(codes[4 * t + i]);
+      if (bits == 8) {
+        own[t * 64 + i] = code;
+        continue;
+      }
+      own[t / 2 * 64 + i] |= (code & std::byte{15}) << (t % 2 * 4);
+      if (bits == 5) own[256 + i] |= (code >> 4) << t;
+      if (bits == 6) own[256 + t / 4 * 64 + i] |= (code >> 4) << (t % 4 * 2);
+    }
   }
 }
 
@@ -196,7 +185,8 @@ PackedMatrix PackedMatrix::pack_blocks(Format format, const std::byte* rows, std
         const std::byte* row = rows + static_cast<std::size_t>(panel * kPanel + column) * row_stride;
         place_scales(format, row, k0, count, column, data);
         for (std::int64_t k = 0; k < count; k += 32)
-          place_codes(format, codes_at(format, row, k0 + k), k, column, data + codes_offset(format, count));
+          place_codes(code_bits(format), codes_at(format, row, k0 + k), column,
+                      data + codes_offset(format, count) + k * kPanel * code_bits(format) / 8);
       }
     }
   }
@@ -210,6 +200,23 @@ PackedMatrix PackedMatrix::pack_transposed(Format format, const float* w, std::i
     return format == Format::bf16 ? to_float(to_bf16(value)) : value;
   });
   return m;
+}
+
+std::vector<float> PackedMatrix::unpack() const {
+  if (is_quantized(format_)) fail(ErrorCode::internal, "{} weights are not unpacked to float32", format_name(format_));
+  std::vector<float> w(static_cast<std::size_t>(out_ * in_));
+  for (std::int64_t o = 0; o < out_; ++o) {
+    const std::byte* panel = data_.get() + static_cast<std::size_t>(o / kPanel) * panel_bytes(format_, in_);
+    for (std::int64_t k = 0; k < in_; ++k) {
+      float& value = w[static_cast<std::size_t>(o * in_ + k)];
+      if (format_ == Format::bf16) {
+        value = to_float(reinterpret_cast<const bf16*>(panel)[(k / 2 * kPanel + o % kPanel) * 2 + k % 2]);
+      } else {
+        value = reinterpret_cast<const float*>(panel)[k * kPanel + o % kPanel];
+      }
+    }
+  }
+  return w;
 }
 
 std::size_t packed_bytes(Format format, std::int64_t out, std::int64_t in) {

@@ -51,12 +51,23 @@ void matmul_f32(const float* w, const float* x, std::int64_t rows, std::int64_t 
 
 namespace {
 
-float block_sum(const bf16* x) {
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = to_float(x[i]) + to_float(x[i + 16]);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+// A row in blocks of 32 (quant.hpp).
+struct QuantizedRow {
+  std::vector<int> q;
+  std::vector<float> d;
+};
+QuantizedRow quantize_row(const bf16* x, std::int64_t in) {
+  QuantizedRow row;
+  for (std::int64_t k = 0; k < in; k += kInputBlock) {
+    float largest = 0;
+    for (std::int64_t i = k; i < k + kInputBlock; ++i) largest = std::fmax(largest, std::fabs(to_float(x[i])));
+    const bool empty = largest < kSmallestInput;
+    row.d.push_back(empty ? 0.0F : largest / 127.0F);
+    const float inverse = empty ? 0.0F : 127.0F / largest;
+    for (std::int64_t i = k; i < k + kInputBlock; ++i)
+      row.q.push_back(static_cast<int>(std::nearbyint(to_float(x[i]) * inverse)));
+  }
+  return row;
 }
 
 }  // namespace
@@ -64,22 +75,26 @@ float block_sum(const bf16* x) {
 void matmul_blocks(Format format, const std::byte* w, const bf16* x, std::int64_t rows, std::int64_t out,
                    std::int64_t in, int segments, float* y, Output output) {
   const std::int64_t sub = sub_block(format);
-  std::vector<float> codes(static_cast<std::size_t>(in)), scales(codes.size()), mins(codes.size());
-  for (std::int64_t o = 0; o < out; ++o) {
-    unpack_codes(format, w + static_cast<std::size_t>(o) * row_bytes(format, in), in, codes.data(), scales.data(),
-                 mins.data());
-    for (std::int64_t m = 0; m < rows; ++m) {
+  std::vector<std::int8_t> codes(static_cast<std::size_t>(in));
+  std::vector<float> scales(codes.size()), mins(codes.size());
+  for (std::int64_t m = 0; m < rows; ++m) {
+    const QuantizedRow row = quantize_row(x + m * in, in);
+    for (std::int64_t o = 0; o < out; ++o) {
+      unpack_codes(format, w + static_cast<std::size_t>(o) * row_bytes(format, in), in, codes.data(), scales.data(),
+                   mins.data());
       finish(y[m * out + o], in, segments, output, [&](std::int64_t k0, std::int64_t k1) {
         float acc = 0;
         for (std::int64_t b = k0 / sub; b < k1 / sub; ++b) {
-          const auto s = static_cast<std::size_t>(b);
-          float chain = 0;
-          for (std::int64_t k = b * sub; k < (b + 1) * sub; k += 2) {
-            chain = std::fma(to_float(x[m * in + k + 1]), codes[static_cast<std::size_t>(k) + 1], chain);
-            chain = std::fma(to_float(x[m * in + k]), codes[static_cast<std::size_t>(k)], chain);
+          int dot = 0, sum = 0;
+          for (std::int64_t k = b * sub; k < (b + 1) * sub; ++k) {
+            const auto i = static_cast<std::size_t>(k);
+            dot += row.q[i] * codes[i];
+            sum += row.q[i];
           }
-          acc = std::fma(scales[s], chain, acc);
-          if (has_minimum(format)) acc = std::fma(-mins[s], block_sum(x + m * in + b * sub), acc);
+          const auto s = static_cast<std::size_t>(b);
+          const float d = row.d[static_cast<std::size_t>(b * sub / kInputBlock)];
+          acc = std::fma(scales[s] * d, static_cast<float>(dot), acc);
+          if (has_minimum(format)) acc = std::fma(-mins[s], d * static_cast<float>(sum), acc);
         }
         return acc;
       });

@@ -25,16 +25,17 @@ unsigned byte_at(const std::byte* from, std::int64_t i) {
   return std::to_integer<unsigned>(from[i]);
 }
 
-constexpr std::array<float, 16> kE2m1{0, 0.5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6};
+constexpr std::array<std::int8_t, 16> kE2m1{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
 
-void unpack_q8_0(const std::byte* block, float* codes, float* scales, float* mins) {
+void unpack_q8_0(const std::byte* block, std::int8_t* codes, float* scales, float* mins) {
   scales[0] = read_f16(block);
   mins[0] = 0;
-  for (int i = 0; i < 32; ++i) codes[i] = static_cast<float>(read<std::int8_t>(block + 2 + i));
+  for (int i = 0; i < 32; ++i) codes[i] = read<std::int8_t>(block + 2 + i);
 }
 
-void unpack_mxfp4(const std::byte* block, float* codes, float* scales, float* mins) {
-  scales[0] = std::bit_cast<float>(byte_at(block, 0) << 23);
+void unpack_mxfp4(const std::byte* block, std::int8_t* codes, float* scales, float* mins) {
+  const unsigned e = byte_at(block, 0);
+  scales[0] = e <= 1 ? 0.0F : std::bit_cast<float>((e - 1) << 23);
   mins[0] = 0;
   for (int i = 0; i < 16; ++i) {
     const unsigned q = byte_at(block, 1 + i);
@@ -43,7 +44,7 @@ void unpack_mxfp4(const std::byte* block, float* codes, float* scales, float* mi
   }
 }
 
-void unpack_q4_q5(const std::byte* block, bool five, float* codes, float* scales, float* mins) {
+void unpack_q4_q5(const std::byte* block, bool five, std::int8_t* codes, float* scales, float* mins) {
   const float d = read_f16(block), dmin = read_f16(block + 2);
   const std::byte* high = block + 16;
   const std::byte* low = block + (five ? 48 : 16);
@@ -55,12 +56,12 @@ void unpack_q4_q5(const std::byte* block, bool five, float* codes, float* scales
       const unsigned both = byte_at(low, j / 2 * 32 + i);
       unsigned code = j % 2 == 0 ? both & 15U : both >> 4;
       if (five) code |= (byte_at(high, i) >> j & 1U) << 4;
-      codes[j * 32 + i] = static_cast<float>(code);
+      codes[j * 32 + i] = static_cast<std::int8_t>(code);
     }
   }
 }
 
-void unpack_q6_k(const std::byte* block, float* codes, float* scales, float* mins) {
+void unpack_q6_k(const std::byte* block, std::int8_t* codes, float* scales, float* mins) {
   const float d = read_f16(block + 208);
   for (int j = 0; j < 16; ++j) {
     scales[j] = d * static_cast<float>(read<std::int8_t>(block + 192 + j));
@@ -70,7 +71,7 @@ void unpack_q6_k(const std::byte* block, float* codes, float* scales, float* min
     const int half = i / 128, quarter = i % 128 / 32, at = i % 32;
     const unsigned low = byte_at(block, half * 64 + quarter % 2 * 32 + at) >> (quarter / 2 * 4) & 15U;
     const unsigned high = byte_at(block, 128 + half * 32 + at) >> (quarter * 2) & 3U;
-    codes[i] = static_cast<float>(static_cast<int>(low | high << 4) - 32);
+    codes[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
   }
 }
 
@@ -104,7 +105,7 @@ void quantize_mxfp4(const float* x, std::byte* block) {
     block[1 + i] = static_cast<std::byte>(nearest_e2m1(x[i] * inverse) | nearest_e2m1(x[i + 16] * inverse) << 4);
 }
 
-void unpack_block(Format format, const std::byte* block, float* codes, float* scales, float* mins) {
+void unpack_block(Format format, const std::byte* block, std::int8_t* codes, float* scales, float* mins) {
   switch (format) {
     case Format::q8_0:
       return unpack_q8_0(block, codes, scales, mins);
@@ -210,7 +211,8 @@ std::size_t row_bytes(Format format, std::int64_t n) {
   return static_cast<std::size_t>(n / block_elements(format)) * block_bytes(format);
 }
 
-void unpack_codes(Format format, const std::byte* blocks, std::int64_t n, float* codes, float* scales, float* mins) {
+void unpack_codes(Format format, const std::byte* blocks, std::int64_t n, std::int8_t* codes, float* scales,
+                  float* mins) {
   const std::int64_t step = block_elements(format), subs = step / sub_block(format);
   for (std::int64_t at = 0; at < n; at += step, blocks += block_bytes(format), scales += subs, mins += subs)
     unpack_block(format, blocks, codes + at, scales, mins);
@@ -226,12 +228,13 @@ void dequantize(Format format, const std::byte* blocks, std::int64_t n, float* o
     return;
   }
   std::array<float, 16> scales{}, mins{};
+  std::array<std::int8_t, kSuper> codes{};
   const std::int64_t step = block_elements(format), sub = sub_block(format);
   for (std::int64_t at = 0; at < n; at += step, blocks += block_bytes(format)) {
-    unpack_block(format, blocks, out + at, scales.data(), mins.data());
+    unpack_block(format, blocks, codes.data(), scales.data(), mins.data());
     for (std::int64_t i = 0; i < step; ++i) {
       const auto s = static_cast<std::size_t>(i / sub);
-      out[at + i] = std::fma(scales[s], out[at + i], -mins[s]);
+      out[at + i] = std::fma(scales[s], static_cast<float>(codes[static_cast<std::size_t>(i)]), -mins[s]);
     }
   }
 }

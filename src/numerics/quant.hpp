@@ -1,18 +1,19 @@
-// Quantised weights: rows of blocks in the layouts of ggml, which GGUF files hold as they are.
+// Quantised weights: rows of blocks in the layouts of ggml, which GGUF files hold as they are; and the quantised inputs
+// that meet them.
 //
 // Whatever the format, a weight is  scale * code - min  where scale and min belong to a sub-block of consecutive k and
-// every code is exact in bf16. The contract's product (matmul.hpp) works on the codes, so no weight is ever rounded.
+// every code is an integer of at most eight bits.
 //
-//   format  block  bytes  layout                                                      sub-block  code        scale, min
-//   q8_0    32     34     f16 d; i8 q[32]                                             32         q           d, 0
-//   mxfp4   32     17     u8 e; u8 q[16]: j in the low, j + 16 in the high nibble     32         E2M1        2^(e-127),
-//   0 q4_k    256    144    f16 d, dmin; u8 sc[12]: 6-bit pairs; u8 q[128]              32         0..15       d sc,
-//   dmin m q5_k    256    176    f16 d, dmin; u8 sc[12]; u8 high[32]; u8 q[128]              32         0..31       d
+//   format  block  bytes  layout                                                      sub-block  code       scale, min
+//   q8_0    32     34     f16 d; i8 q[32]                                             32         q          d, 0
+//   mxfp4   32     17     u8 e; u8 q[16]: j in the low, j + 16 in the high nibble     32         2 E2M1     2^(e-128),
+//   0 q4_k    256    144    f16 d, dmin; u8 sc[12]: 6-bit pairs; u8 q[128]              32         0..15      d sc,
+//   dmin m q5_k    256    176    f16 d, dmin; u8 sc[12]; u8 high[32]; u8 q[128]              32         0..31      d
 //   sc, dmin m q6_k    256    210    u8 low[128]; u8 high[64]; i8 sc[16]; f16 d                  16         -32..31 d
 //   sc, 0
 //
 // In q4_k and q5_k 64 elements share 32 bytes: the first 32 are the low nibbles. In q6_k 128 elements share 64 bytes of
-// low nibbles and 32 of high pairs. An mxfp4 scale of e = 0 stands for zero: 2^-127 is no normal float32.
+// low nibbles and 32 of high pairs. An mxfp4 scale of e <= 1 stands for zero: half of it is no normal float32.
 // (Source: the block definitions of ggml and the OCP MX specification, as spec/model.md 3.8 and 5 describe them.)
 #pragma once
 
@@ -36,7 +37,13 @@ std::size_t row_bytes(Format format, std::int64_t n);
 void dequantize(Format format, const std::byte* blocks, std::int64_t n, float* out);
 
 // Codes of n elements, and one scale and one min for each sub-block. Quantised formats only.
-void unpack_codes(Format format, const std::byte* blocks, std::int64_t n, float* codes, float* scales, float* mins);
+void unpack_codes(Format format, const std::byte* blocks, std::int64_t n, std::int8_t* codes, float* scales,
+                  float* mins);
+
+// Inputs for the block formats: every 32 consecutive x of a row become integers and one scale.
+//   m = max |x|;  d = m / 127 and q = round(x * (127 / m)), ties to even, held to [-127, 127];  m < 2^-100: d = q = 0
+inline constexpr std::int64_t kInputBlock = 32;
+inline constexpr float kSmallestInput = 0x1p-100F;
 
 // The 6-bit scale and minimum of sub-block j (0 to 7) of a q4_k or q5_k block, from the twelve bytes they share.
 struct SixBits {

@@ -26,16 +26,15 @@ Conversation demonstration(const model::Tokenizer& tokenizer, const Episode& epi
                            const std::vector<DemoTurn>& turns, bool thinking) {
   Conversation c;
   append(c, episode_prompt(tokenizer, episode, thinking), 0);
+  model::ChatOptions options = agent_chat(thinking);
   for (const DemoTurn& turn : turns) {
     model::Message assistant{.role = "assistant", .content = turn.answer};
     if (!turn.command.empty()) assistant.tool_calls = {{"call_1", "shell", shell_arguments(turn.command)}};
-    append(c, model::render_completion(tokenizer, assistant, agent_chat(thinking)), 1);
+    append(c, model::render_completion(tokenizer, assistant, options), 1);
     if (turn.command.empty()) break;
     const model::Message result{.role = "tool", .content = turn.output, .tool_call_id = "call_1", .name = "shell"};
-    append(
-        c,
-        model::render_tool_results(tokenizer, std::span(&result, 1), agent_chat(thinking), true, assistant.tool_calls),
-        0);
+    append(c, model::render_tool_results(tokenizer, std::span(&result, 1), options, true, assistant.tool_calls), 0);
+    ++options.calls_before;
   }
   return c;
 }

@@ -24,6 +24,14 @@ void compare_bits(const Trajectory& t, std::span<const float> trainer, Compariso
   }
 }
 
+std::string check_hand_over(const model::AdapterValues& sent, const model::Adapter& received, std::uint64_t version) {
+  const std::string trainer = sent.sha256(received.model()), rollout = received.values().sha256(received.model());
+  if (trainer != rollout)
+    fail(ErrorCode::mismatch, "hand-over of weight version {}: the trainer's adapter is {}, the rollout received {}",
+         version, trainer, rollout);
+  return trainer;
+}
+
 void check_comparison(const Comparison& c, std::int64_t step, bool report_only) {
   if (c.compared == 0) fail(ErrorCode::mismatch, "step {}: no sampled token could be compared", step);
   if (c.mismatched == 0 || report_only) return;

@@ -27,6 +27,10 @@ void compare_bits(const Trajectory& trajectory, std::span<const float> trainer, 
 // `report_only`.
 void check_comparison(const Comparison& comparison, std::int64_t step, bool report_only);
 
+// The SHA-256 that the trainer's values and those that the rollout's forward pass will read share. Error{mismatch} when
+// they differ.
+std::string check_hand_over(const model::AdapterValues& sent, const model::Adapter& received, std::uint64_t version);
+
 struct Update {
   Comparison compared;
   double loss = 0, grad_norm = 0, kl = 0;  // kl: mean k3 to the base per token, when it is in the loss

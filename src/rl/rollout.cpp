@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/base.hpp"
+#include "model/chat.hpp"
 #include "model/toolcall.hpp"
 #include "rl/conversation.hpp"
 #include "rl/hands.hpp"
@@ -70,7 +71,7 @@ struct Rollout::Impl {
   RolloutStats stats;
 
   Impl(const model::Model& m, const model::Tokenizer& t, sandbox::Runtime& r, Team& team_, const RolloutOptions& o)
-      : model(m), tokenizer(t), runtime(r), team(team_), options(o), end_of_message(t.special("<|end_of_msg|>")) {}
+      : model(m), tokenizer(t), runtime(r), team(team_), options(o), end_of_message(model::end_of_turn(t)) {}
 
   // ---- the sandbox's side: each job does one thing on a hand and reports back
 

@@ -55,8 +55,8 @@ struct RolloutResult {
 
 class Rollout {
  public:
-  // All references must outlive the object. Throws Error{not_found} when the tokenizer lacks the chat protocol's
-  // tokens.
+  // All references must outlive the object. Throws Error{not_supported} when the tokenizer has no chat
+  // protocol.
   Rollout(const model::Model& model, const model::Tokenizer& tokenizer, sandbox::Runtime& runtime, Team& team,
           const RolloutOptions& options);
   ~Rollout();

@@ -46,6 +46,7 @@ EvaluationResult evaluate(Rollout& rollout, const TaskMixture& tasks, const Sett
   const auto groups = draw_groups(tasks, Split::held_out, static_cast<std::uint64_t>(s.integer("eval.seed")), 0,
                                   s.integer("eval.tasks"), k);
   const RolloutResult result = rollout.run(groups, adapter, version, progress);
+  check_gradings(result.trajectories, "evaluation");
   std::vector<TaskRewards> rewards(groups.size());
   std::map<std::string, std::vector<TaskRewards>> families;
   EvaluationResult out;
@@ -61,12 +62,30 @@ EvaluationResult evaluate(Rollout& rollout, const TaskMixture& tasks, const Sett
   return out;
 }
 
+// What a run writes into its folder. A new run starts where none of it is: it never removes what others left.
+void check_new_folder(const fs::path& folder) {
+  for (const char* name : {"metrics.jsonl", "recipe.toml", "checkpoints", "trajectories", "tensorboard", "adapter"})
+    if (fs::exists(fs::symlink_status(folder / name)))
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("{} holds a run already: {} is there", folder.string(), name),
+                  "choose another --out, or go on with --resume");
+}
+
+// Locked before anything is looked at or written, so that two runs never take each other's folder for free.
+std::unique_ptr<FolderLock> take_folder(const RunOptions& options) {
+  fs::create_directories(options.directory);
+  auto lock = std::make_unique<FolderLock>(options.directory);
+  if (!options.resume) check_new_folder(options.directory);
+  return lock;
+}
+
 // Everything that lives through a run.
 class Run {
  public:
   Run(const Settings& settings, const RunOptions& options)
       : s_(settings),
         options_(options),
+        lock_(take_folder(options)),
         team_(options.threads),
         model_(model::load_model(s_.text("model.path"), true)),
         tokenizer_(model::Tokenizer::load(s_.text("model.path"))),
@@ -104,6 +123,7 @@ class Run {
         draw_groups(tasks_, Split::train, seed_, state_.step + 1, s_.integer("rl.groups"), s_.integer("rl.group_size"));
     const RolloutResult batch = rollout_.run(groups, adapter_, state_.weight_version, watching("rollout"));
 
+    check_gradings(batch.trajectories, fmt::format("step {}", state_.step + 1));
     show("train", 0);
     const auto train_start = Clock::now();
     const Advantages advantages =
@@ -121,10 +141,7 @@ class Run {
   void hand_over() {
     const model::AdapterValues values = learner_.adapter_values();
     auto received = std::shared_ptr<const model::Adapter>(model::make_adapter(*model_, values));
-    adapter_sha256_ = values.sha256(*model_);
-    if (received->sha256() != adapter_sha256_)
-      fail(ErrorCode::mismatch, "hand-over of weight version {}: the trainer's adapter is {}, the rollout received {}",
-           state_.weight_version + 1, adapter_sha256_, received->sha256());
+    adapter_sha256_ = check_hand_over(values, *received, state_.weight_version + 1);
     adapter_ = std::move(received);
     ++state_.weight_version;
   }
@@ -138,13 +155,11 @@ class Run {
 
   void begin() {
     const fs::path& dir = options_.directory;
-    fs::create_directories(dir);
     started_ = Clock::now();
     const auto checkpoint = options_.resume ? newest_checkpoint(dir) : std::nullopt;
     if (checkpoint) {
       state_ = load_checkpoint(*checkpoint, *model_, learner_.parameters(), learner_.optimizer());
     } else {
-      fs::remove_all(dir / "checkpoints");
       learner_.parameters().initialize(seed_);
       write_file_atomic(dir / "recipe.toml", s_.resolved_toml());
     }
@@ -317,6 +332,7 @@ class Run {
 
   const Settings& s_;
   const RunOptions& options_;
+  std::unique_ptr<FolderLock> lock_;
   Team team_;
   std::unique_ptr<model::Model> model_;
   model::Tokenizer tokenizer_;

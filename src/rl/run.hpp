@@ -30,9 +30,10 @@ struct RunSummary {
   double elapsed_s = 0;
 };
 
-// Writes into the run's folder: recipe.toml, metrics.jsonl, tensorboard/, trajectories/step_N.jsonl (ATIF),
-// checkpoints/, adapter/. Throws Error; Error{mismatch} when a compared token differs and the recipe says rl.mismatch =
-// "error".
+// Writes into the run's folder: lock, recipe.toml, metrics.jsonl, tensorboard/, trajectories/step_N.jsonl (ATIF),
+// checkpoints/, adapter/. The folder is locked to this process; a new run starts only where none of these is. Throws
+// Error: {invalid_argument} for a folder that is in use or holds a run already, {io} when every grading of a step
+// failed, {mismatch} when a compared token differs and the recipe says rl.mismatch = "error".
 RunSummary run_rl(const Settings& settings, const RunOptions& options);
 
 // Held-out evaluation of a model, with an adapter folder or none.

@@ -84,4 +84,19 @@ void Trajectory::check() const {
   require(std::isfinite(reward) && reward >= 0 && reward <= 1, "the reward is outside [0, 1]");
 }
 
+void check_gradings(std::span<const Trajectory> trajectories, const std::string& what) {
+  std::size_t failed = 0;
+  const Trajectory* first = nullptr;
+  for (const Trajectory& t : trajectories) {
+    if (t.status == Status::completed || t.status == Status::truncated) return;
+    if (t.status != Status::failed) continue;
+    if (failed++ == 0) first = &t;
+  }
+  if (first != nullptr)
+    throw Error(
+        ErrorCode::io,
+        fmt::format("{}: all {} gradings failed; the first, {}: {}", what, failed, first->task_id, first->failure),
+        "try the task's verifier by hand; no reward means nothing to learn from");
+}
+
 }  // namespace tidelock::rl

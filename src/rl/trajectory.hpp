@@ -95,4 +95,8 @@ struct Trajectory {
               std::uint64_t version);
 };
 
+// A batch in which every grading failed says nothing about the model. Throws Error{io} with the first failure when some
+// failed and none succeeded; `what` names the batch.
+void check_gradings(std::span<const Trajectory> trajectories, const std::string& what);
+
 }  // namespace tidelock::rl

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The verbs but rl and eval, from outside: help, errors, `train`, `generate`, `logits`. Needs TIDELOCK_BINARY."""
 
+import json
 import pathlib
 import re
 import shutil
@@ -10,6 +11,9 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from harness import NANO, VOCAB, Case, npy_shape, safetensors_header  # noqa: E402
 
+K2_SPECIALS = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
+               "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+               "<|tool_call_argument_begin|>", "<|tool_call_end|>"]  # fmt: skip
 VERBS = ("rl", "train", "eval", "generate", "logits", "bench")
 
 
@@ -131,6 +135,37 @@ class Generate(Case):
         self.assertGreater(len(set(texts)), 1)
         greedy = {self.say("--chat", "hidden?", "--seed", seed, "--temperature", "0") for seed in range(3)}
         self.assertEqual(len(greedy), 1)
+
+    def with_specials(self, folder, names):
+        """The nano model with other special tokens: the last base tokens make room for them."""
+        model = self.folder / folder
+        shutil.copytree(NANO, model)
+        base = VOCAB - len(names)
+        lines = (NANO / "tiktoken.model").read_bytes().splitlines(keepends=True)
+        (model / "tiktoken.model").write_bytes(b"".join(lines[:base]))
+        added = {str(base + i): {"content": name} for i, name in enumerate(names)}
+        (model / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        return model
+
+    def test_chat_speaks_the_protocol_of_the_vocabulary(self):
+        tools = self.write("tools.json", '{"type": "function", "function": {"name": "f"}}')
+        k2 = self.with_specials("k2", K2_SPECIALS)
+        def chat(model, *more):
+            return self.tidelock("generate", model, "--chat", "12*34?", "--max-tokens", "16", "--stats", "--temperature", "0", *more)
+        result = chat(k2)
+        # <|im_user|>user<|im_middle|>12*34?<|im_end|><|im_assistant|>assistant<|im_middle|> with one or more text tokens each
+        self.assertRegex(result.err, r"\b1\d prompt tokens, \d+ sampled")
+        declared = chat(k2, "--tools", tools, "--system", "Be brief.")
+        self.assertNotEqual(declared.err.splitlines()[-1], result.err.splitlines()[-1])
+        self.refused("generate", k2, "--chat", "x", "--thinking", says=["<think>", "thinking"])
+        thinker = self.with_specials("thinker", [*K2_SPECIALS, "<think>", "</think>"])
+        chat(thinker, "--thinking")
+        both = self.with_specials("both", [*K2_SPECIALS, "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"])
+        neither = self.with_specials("neither", [f"<|{i}|>" for i in range(7)])
+        self.refused("generate", both, "--chat", "x", says=["10 of the 10", "4 of the 4", "none of the other"])
+        self.refused("generate", neither, "--chat", "x", says=["no chat protocol", "<|im_end|>", "<|end_of_msg|>"])
+        for model in (both, neither):  # text goes on without a protocol
+            self.tidelock("generate", model, "--prompt", "1+1", "--max-tokens", "4")
 
     def test_errors(self):
         self.refused("generate", NANO, says=["--prompt", "--chat"])

@@ -110,6 +110,22 @@ class Baseline(RlCase):
         self.finish(run)  # nothing is left to do
         self.assertEqual((run / "metrics.jsonl").read_bytes(), before)
 
+    def test_one_folder_takes_one_run_at_a_time(self):
+        run = self.folder / "run"
+        process = self.start("rl", self.recipe, "--out", run)
+        try:
+            self.eventually(lambda: not (run / "recipe.toml").exists(), "the run did not start")
+            self.refused("rl", "--resume", run, says=[str(run), f"in use by process {process.pid}"])
+            self.refused("rl", self.recipe, "--out", run, says=[f"in use by process {process.pid}"])
+        finally:
+            process.kill()
+            process.wait()
+        mine = self.folder / "mine"
+        (mine / "checkpoints").mkdir(parents=True)
+        (mine / "checkpoints/notes").write_text("keep me")
+        self.refused("rl", self.recipe, "--out", mine, says=["holds a run", "checkpoints"])
+        self.assertEqual((mine / "checkpoints/notes").read_text(), "keep me")
+
     def kill_after(self, run, seconds):
         """Starts or resumes the run and kills it; returns the names of its sandbox runs."""
         process = self.start(*(("rl", "--resume", run) if (run / "recipe.toml").exists() else

@@ -228,6 +228,16 @@ TEST_P(EngineTest, RemovedSequencesGiveTheirMemoryBack) {
   }
 }
 
+TEST_P(EngineTest, AnAdapterOfAnotherModelIsRefused) {
+  const auto other = make_small_model(small_config(GetParam()));  // of the same shape: only the object differs
+  const std::shared_ptr<const model::Adapter> foreign = make_adapter(*other, random_adapter(*other, 3, 0.1F, 5));
+  const Tokens prompt = random_tokens(5, 3);
+  const auto p = params(1, 4);
+  Engine engine(*model, solo_team());
+  expect_refused(ErrorCode::invalid_argument, "another model", [&] { engine.add(prompt, std::span(&p, 1), foreign); });
+  EXPECT_FALSE(engine.has_work());
+}
+
 TEST_P(EngineTest, AdaptersStayWithTheirSequences) {
   const std::shared_ptr<const model::Adapter> a = make_adapter(*model, random_adapter(*model, 3, 0.1F, 5));
   const Tokens prompt = random_tokens(40, 3);

@@ -194,6 +194,21 @@ TEST(Sample, TopPIsTakenAfterTopK) {
   EXPECT_LT(chi_square(draw_many(logits_of(kSpread), p, kDraws), {0, 0.4 / 0.65, 0, 0.25 / 0.65, 0, 0}), kBound);
 }
 
+TEST(TopLogprobs, AreTheLikeliestInOrderWithTheRolloutsBits) {
+  const std::vector<float> logits{1, 3, 2, 3, -5};
+  const auto top = top_logprobs(logits.data(), 5, 3);
+  ASSERT_EQ(top.size(), 3U);
+  EXPECT_EQ(top[0].token, 1);  // a tie goes to the lower id
+  EXPECT_EQ(top[1].token, 3);
+  EXPECT_EQ(top[2].token, 2);
+  for (const auto& t : top) EXPECT_EQ(t.logprob, model::token_logprob(logits.data(), 5, t.token));
+  EXPECT_EQ(top_logprobs(logits.data(), 5, 9).size(), 5U);
+  EXPECT_TRUE(top_logprobs(logits.data(), 5, 0).empty());
+  SamplingParams params;
+  params.top_logprobs = -1;
+  EXPECT_THROW(check(params), Error);
+}
+
 TEST(Sample, ExtremeLogitsStayInTheVocabulary) {
   SamplingParams p;
   for (const float temperature : {1e-30F, 1e-3F, 1.0F, 100.0F})

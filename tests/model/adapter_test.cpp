@@ -54,11 +54,41 @@ TEST_P(AdapterIo, ARoundTripKeepsTheBits) {
     EXPECT_EQ(loaded.pairs[i].b, values.pairs[i].b);
   }
   EXPECT_EQ(loaded.sha256(*model), values.sha256(*model));
-  EXPECT_EQ(make_adapter(*model, loaded)->sha256(), values.sha256(*model));
+  EXPECT_EQ(make_adapter(*model, loaded)->values().sha256(*model), values.sha256(*model));
   const std::string first = read_file(folder.path / "adapter_model.safetensors");
   save_adapter(*model, loaded, folder.path, "base");
   EXPECT_EQ(read_file(folder.path / "adapter_model.safetensors"), first);
   EXPECT_EQ(read_file(folder.path / "adapter_config.json"), config);
+}
+
+// One bit in what the kernels read, anywhere.
+TEST_P(AdapterIo, TheValuesAreThoseThatThePassReads) {
+  const auto adapter = make_adapter(*model, values);
+  const std::string hash = values.sha256(*model);
+  ASSERT_EQ(adapter->values().sha256(*model), hash);
+  int flipped = 0;
+  for (const auto& pair : values.pairs) {
+    const AdapterPart* parts = adapter->parts(pair.id);
+    const bool absorbed = model->parameter(pair.id).kind == ParameterKind::absorbed;
+    const int count = absorbed ? 2 * model->config().mla.heads : 1;
+    for (int i = 0; i < count; ++i) {
+      for (const auto* matrix : {&parts[i].down, &parts[i].up}) {
+        auto* byte = const_cast<std::byte*>(matrix->data());
+        *byte ^= std::byte{1};
+        bool found = false;
+        try {
+          found = adapter->values().sha256(*model) != hash;
+        } catch (const Error& error) {
+          found = error.code() == ErrorCode::mismatch;
+        }
+        EXPECT_TRUE(found) << model->parameter(pair.id).name << " part " << i;
+        *byte ^= std::byte{1};
+        ++flipped;
+      }
+    }
+  }
+  EXPECT_GT(flipped, 20);
+  EXPECT_EQ(adapter->values().sha256(*model), hash);
 }
 
 TEST_P(AdapterIo, TheHashSeesEverything) {

@@ -6,6 +6,7 @@
 
 #include "base/base.hpp"
 #include "model/toolcall.hpp"
+#include "model/toolcall_arguments.hpp"
 
 namespace tidelock::model {
 namespace {

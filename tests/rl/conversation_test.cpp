@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "model/toolcall.hpp"
+#include "model/toolcall_arguments.hpp"
 #include "rl/support.hpp"
 #include "rl/tool.hpp"
 

@@ -72,6 +72,33 @@ TEST(CompareBits, NothingComparedIsAMismatch) {
   EXPECT_EQ(verdict({.compared = 5}, false), ErrorCode::internal);
 }
 
+TEST(HandOver, OneBitBetweenTrainerAndRolloutIsFound) {
+  const Settings settings = testing::recipe();
+  Learner learner(random_model(), solo_team(), settings);
+  learner.parameters().initialize(1);
+  model::AdapterValues sent = learner.adapter_values();
+  const auto received = model::make_adapter(random_model(), sent);
+  EXPECT_EQ(check_hand_over(sent, *received, 7), sent.sha256(random_model()));
+  const auto refused = [&] {
+    try {
+      check_hand_over(sent, *received, 7);
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("weight version 7"), std::string::npos) << error.what();
+      return error.code() == ErrorCode::mismatch;
+    }
+    return false;
+  };
+  // In what the kernels read, and in what the trainer holds.
+  const auto& part = *received->parts(sent.pairs.front().id);
+  auto* packed = const_cast<std::byte*>(part.down.data());
+  *packed ^= std::byte{1};
+  EXPECT_TRUE(refused());
+  *packed ^= std::byte{1};
+  EXPECT_FALSE(refused());
+  sent.pairs.back().a.back() += 1;
+  EXPECT_TRUE(refused());
+}
+
 // A step's batch from a model that says noise, with rewards that differ.
 class LearnerTest : public ::testing::Test {
  protected:

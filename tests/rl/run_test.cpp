@@ -157,6 +157,8 @@ TEST(Checkpoint, AFailedSaveLeavesTheEarlierOnes) {
   EXPECT_EQ(*newest_checkpoint(run.path()), run.path() / "checkpoints/step_1");
 }
 
+bool broken_verifier = false;  // of put_lottery's tasks
+
 // Harbor tasks whose grader rewards answers by their checksum: whatever the model says, a step teaches something.
 void put_lottery(const fs::path& folder) {
   for (int i = 0; i < 24; ++i) {
@@ -164,13 +166,14 @@ void put_lottery(const fs::path& folder) {
     fs::create_directories(task / "tests");
     write_file_atomic(task / "task.toml", "version = \"1.0\"\n");
     write_file_atomic(task / "instruction.md", fmt::format("{}*{}?", 11 + i, 50 - i));
-    write_file_atomic(task / "tests/test.sh",
-                      "digit=$(md5sum </logs/agent/answer.txt | tr -dc 0-9 | cut -c 1)\n"
-                      "echo 0.$digit >/logs/verifier/reward.txt\n");
+    write_file_atomic(task / "tests/test.sh", broken_verifier
+                                                  ? "exit 1\n"
+                                                  : "digit=$(md5sum </logs/agent/answer.txt | tr -dc 0-9 | cut -c 1)\n"
+                                                    "echo 0.$digit >/logs/verifier/reward.txt\n");
   }
 }
 
-// A small run in real sandboxes, in this process: what the sanitizers watch.
+// A small run in real sandboxes, in this process.
 RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads) {
   const fs::path tasks = folder / "tasks";
   put_lottery(tasks);
@@ -189,6 +192,53 @@ RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int
   const RunSummary summary = run_rl(settings, options);
   EXPECT_GT(frames, 0);
   return summary;
+}
+
+// What run() throws on this folder, of that code.
+std::string refusal(const fs::path& folder, bool resume, ErrorCode code) {
+  try {
+    run(folder, resume, 0, 1);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted";
+  return "";
+}
+
+TEST(Run, AFolderInUseIsRefused) {
+  const Folder folder;
+  write_file_atomic(folder.path() / "recipe.toml", "left by the other run");
+  {
+    const FolderLock other(folder.path());
+    for (const bool resume : {false, true})
+      EXPECT_NE(refusal(folder.path(), resume, ErrorCode::invalid_argument)
+                    .find(fmt::format("in use by process {}", ::getpid())),
+                std::string::npos);
+    EXPECT_ANY_THROW(FolderLock{folder.path()});
+  }
+  EXPECT_NO_THROW(FolderLock{folder.path()});
+}
+
+TEST(Run, ANewRunRemovesNothingThatItFinds) {
+  for (const char* name : {"checkpoints", "adapter", "trajectories", "tensorboard", "recipe.toml", "metrics.jsonl"}) {
+    const Folder folder;
+    const bool file = std::string_view(name).find('.') != std::string_view::npos;
+    const fs::path kept = file ? folder.path() / name : folder.path() / name / "step_3";
+    fs::create_directories(kept.parent_path());
+    write_file_atomic(kept, "somebody's work");
+    EXPECT_NE(refusal(folder.path(), false, ErrorCode::invalid_argument).find(name), std::string::npos);
+    EXPECT_EQ(read_file(kept), "somebody's work");
+  }
+}
+
+TEST(Run, EveryGradingFailedEndsTheRun) {
+  const Folder folder;
+  broken_verifier = true;
+  const std::string message = refusal(folder.path(), false, ErrorCode::io);
+  broken_verifier = false;
+  EXPECT_NE(message.find("gradings failed"), std::string::npos) << message;
+  EXPECT_NE(message.find("left no reward"), std::string::npos) << message;
 }
 
 TEST(Run, ResumedEqualsUninterrupted) {

@@ -61,5 +61,32 @@ TEST(Trajectory, NamesGoBothWays) {
   EXPECT_THROW(parse_status("done"), Error);
 }
 
+TEST(Gradings, AllFailedIsAnErrorAndOneSuccessIsNot) {
+  const auto with = [](std::initializer_list<Status> statuses) {
+    std::vector<Trajectory> batch;
+    for (const Status status : statuses) {
+      batch.emplace_back();
+      batch.back().task_id = fmt::format("task-{}", batch.size());
+      batch.back().status = status;
+      batch.back().failure = "no verifier";
+    }
+    return batch;
+  };
+  for (const auto& batch : {with({Status::failed, Status::failed}), with({Status::malformed, Status::failed})}) {
+    try {
+      check_gradings(batch, "step 3");
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("step 3"), std::string::npos) << text;
+      EXPECT_NE(text.find("no verifier"), std::string::npos) << text;
+    }
+  }
+  for (const auto& batch : {with({}), with({Status::failed, Status::completed}), with({Status::truncated}),
+                            with({Status::malformed, Status::malformed})})
+    EXPECT_NO_THROW(check_gradings(batch, "step 3"));
+}
+
 }  // namespace
 }  // namespace tidelock::rl
