@@ -4,5 +4,6 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/memory.hpp"
 #include "base/random.hpp"
 #include "base/team.hpp"

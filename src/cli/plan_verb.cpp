@@ -56,8 +56,8 @@ void print_verdict(const model::Plan& p, const model::PlanRequest& r) {
   fmt::print("\nmemory        {} needed, {} given: {}\n", bytes_text(needed), bytes_text(r.memory),
              p.fits ? "fits" : "does not fit; this build refuses to load it");
   if (!p.fits)
-    fmt::print("streamed      {} of {} weights stay in memory; {} a step would come from NVMe\n",
-               bytes_text(p.resident_bytes), bytes_text(p.weight_bytes), bytes_text(p.streamed_bytes));
+    fmt::print("streamed      {} of {} would stay in memory, {} a step would come from NVMe\n",
+               bytes_text(p.resident_bytes), bytes_text(p.weight_bytes + p.state_bytes), bytes_text(p.streamed_bytes));
   if (p.step_seconds > 0)
     fmt::print("decode        at most {:.3g} tokens/s in all, {:.3g} each ({:.3g} s a step; memory {}/s{})\n",
                p.tokens_per_second, p.tokens_per_second / static_cast<double>(r.sequences), p.step_seconds,
@@ -65,7 +65,7 @@ void print_verdict(const model::Plan& p, const model::PlanRequest& r) {
                p.fits ? "" : fmt::format(", NVMe {}/s", bytes_text(static_cast<std::uint64_t>(r.nvme))));
   else
     fmt::print("decode        no speed: {}\n",
-               p.resident_bytes == 0 ? "state and work memory alone do not fit" : "give --nvme to stream the rest");
+               p.resident_bytes == 0 ? "the work memory alone does not fit" : "give --nvme to stream the rest");
 }
 
 void print_json(const model::Plan& p, const model::PlanRequest& r) {

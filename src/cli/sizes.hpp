@@ -1,4 +1,4 @@
-// Quantities with units on the command line, and as text. Private to cli/.
+// Quantities with units on the command line. Private to cli/.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,6 @@ std::uint64_t parse_bytes(const std::string& text, const std::string& option);
 double parse_rate(const std::string& text, const std::string& option);
 // "1M", "128K", "4096": tokens, in powers of 1024.
 std::int64_t parse_tokens(const std::string& text, const std::string& option);
-
-// "1.42 TB", "64.0 MB": powers of 1000, three digits.
-std::string bytes_text(std::uint64_t bytes);
-
-// Memory that this process may take: MemAvailable, or less where its control group allows less.
-std::uint64_t available_memory();
 
 // Bytes per second that `threads` threads read from memory, measured for a fraction of a second.
 double measure_bandwidth(int threads);

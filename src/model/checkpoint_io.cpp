@@ -2,6 +2,7 @@
 
 #include "base/base.hpp"
 #include "model/model.hpp"
+#include "model/plan.hpp"
 #include "model/safetensors.hpp"
 #include "model/weight_source.hpp"
 
@@ -28,10 +29,30 @@ void load_parameter(const WeightSource& source, ParameterId id, Model& model, co
 
 }  // namespace
 
+void check_memory(const Model& model, const FormatOf& format, const std::filesystem::path& path,
+                  std::uint64_t available) {
+  std::uint64_t needed = 0;
+  for (std::size_t i = 0; i < model.parameters().size(); ++i) {
+    const auto id = static_cast<ParameterId>(i);
+    const Parameter& p = model.parameter(id);
+    needed += packed_parameter_bytes(model, id, format);
+    if (model.for_training() &&
+        (p.kind == ParameterKind::linear || p.kind == ParameterKind::router || p.kind == ParameterKind::absorbed))
+      needed += static_cast<std::uint64_t>(p.count()) * sizeof(float);  // transposed, float32
+  }
+  if (needed <= available) return;
+  throw Error(ErrorCode::exhausted,
+              fmt::format("{}: the weights need {} of memory{}, {} are free", path.string(), bytes_text(needed),
+                          model.for_training() ? " for training" : "", bytes_text(available)),
+              "convert it to coarser numbers (tidelock convert --type), or see tidelock plan");
+}
+
 std::unique_ptr<Model> load_model(const std::filesystem::path& path, bool for_training, const ValueSink& raw) {
   const auto source = open_weights(path);
   auto model = std::make_unique<Model>(source->config(), for_training);
   source->bind(*model);
+  check_memory(
+      *model, [&](ParameterId id, int piece) { return source->format(id, piece); }, path, available_memory());
   for (std::size_t i = 0; i < model->parameters().size(); ++i)
     load_parameter(*source, static_cast<ParameterId>(i), *model, raw);
   return model;

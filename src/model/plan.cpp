@@ -91,23 +91,11 @@ double touched(std::int64_t count, std::int64_t k, std::int64_t rows) {
   return static_cast<double>(count) * (1.0 - std::pow(miss, static_cast<double>(rows)));
 }
 
-// What one decode step reads of a sequence's state and writes to it, with `context` tokens behind it.
-struct StateTraffic {
-  std::uint64_t latents = 0, index_keys = 0, recurrent = 0;
+// What persists, how much of it, and how much of that a decode step moves.
+struct Holding {
+  std::string what;
+  std::uint64_t bytes, moved;
 };
-StateTraffic state_traffic(const Config& c, const StateLayout& layout, std::int64_t context) {
-  const auto mla = static_cast<std::uint64_t>(std::count(c.layers.begin(), c.layers.end(), LayerKind::mla));
-  const std::uint64_t element = c.format == Format::f32 ? 4 : 2;
-  const auto n = static_cast<std::uint64_t>(context);
-  const std::uint64_t read =
-      c.index.heads == 0 ? n : std::min<std::uint64_t>(n, static_cast<std::uint64_t>(c.index.top_k));
-  StateTraffic t;
-  t.latents = mla * read * static_cast<std::uint64_t>(c.mla.key_dim()) * element;
-  // Below top_k everything is selected and no key is scored.
-  if (c.index.heads != 0 && read < n) t.index_keys = mla * n * static_cast<std::uint64_t>(c.index.dim) * element;
-  t.recurrent = layout.recurrent_bytes() + layout.recurrent_bytes() / numerics::kKdaChunk;  // committed once in a chunk
-  return t;
-}
 
 using Groups = std::array<std::uint64_t, kWeightGroups>;
 
@@ -118,58 +106,63 @@ Groups weight_groups(const Model& model, const FormatOf& format) {
   return groups;
 }
 
-void add(std::vector<LedgerLine>& ledger, std::uint64_t& total, std::string what, std::uint64_t bytes) {
-  if (bytes == 0) return;
-  ledger.push_back({std::move(what), bytes});
-  total += bytes;
-}
-
-// The share of routed experts' bytes that a step of so many rows reads.
-double routed_share(const ExpertConfig& e, std::int64_t rows) {
-  return e.count == 0 ? 0 : touched(e.count, e.top_k, rows) / e.count;
-}
-
-void fill_moved(const Model& model, const StateLayout& layout, const Groups& groups, const PlanRequest& request,
-                Plan& plan) {
+std::vector<Holding> weight_holdings(const Model& model, const Groups& groups, std::int64_t rows) {
   const Config& c = model.config();
-  const auto rows = static_cast<std::uint64_t>(request.sequences);
+  std::vector<Holding> out;
   for (int g = 0; g < kWeightGroups; ++g) {
-    std::uint64_t bytes = groups[static_cast<std::size_t>(g)];
-    std::string what = kGroupNames[g];
-    if (g == static_cast<int>(WeightGroup::embedding)) {
-      bytes = bytes / static_cast<std::uint64_t>(c.vocab) * rows;
-    } else if (g == static_cast<int>(WeightGroup::routed) && bytes != 0) {
-      bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * routed_share(c.experts, request.sequences));
-      what += fmt::format(" ({:.1f} of {} a layer)", touched(c.experts.count, c.experts.top_k, request.sequences),
-                          c.experts.count);
+    Holding h{kGroupNames[g], groups[static_cast<std::size_t>(g)], groups[static_cast<std::size_t>(g)]};
+    if (h.bytes == 0) continue;
+    if (g == static_cast<int>(WeightGroup::embedding))
+      h.moved = h.bytes / static_cast<std::uint64_t>(c.vocab) * static_cast<std::uint64_t>(rows);
+    if (g == static_cast<int>(WeightGroup::routed)) {
+      const double experts = touched(c.experts.count, c.experts.top_k, rows);
+      h.moved = static_cast<std::uint64_t>(static_cast<double>(h.bytes) * experts / c.experts.count);
+      h.what += fmt::format(" ({:.1f} of {} a layer)", experts, c.experts.count);
     }
-    add(plan.moved, plan.moved_bytes, what, bytes);
+    out.push_back(std::move(h));
   }
-  const StateTraffic t = state_traffic(c, layout, request.context);
-  add(plan.moved, plan.moved_bytes, "latents", t.latents * rows);
-  add(plan.moved, plan.moved_bytes, "index keys", t.index_keys * rows);
-  add(plan.moved, plan.moved_bytes, "recurrent state", t.recurrent * rows);
-  add(plan.moved, plan.moved_bytes, "logits", rows * static_cast<std::uint64_t>(c.vocab) * 4);
+  return out;
 }
 
-// Memory goes to state and workspace, then to what every step reads, then to routed experts. What is left out is
-// streamed.
-void fill_speed(const Config& c, const Groups& groups, const PlanRequest& request, Plan& plan) {
-  const std::uint64_t fixed = plan.state_bytes + plan.workspace_bytes;
-  plan.fits = fixed + plan.weight_bytes <= request.memory;
-  const std::uint64_t room = request.memory > fixed ? request.memory - fixed : 0;
-  plan.resident_bytes = std::min(room, plan.weight_bytes);
-  const std::uint64_t routed = groups[static_cast<std::size_t>(WeightGroup::routed)];
-  const std::uint64_t embedding = groups[static_cast<std::size_t>(WeightGroup::embedding)];
-  const std::uint64_t every_step = plan.weight_bytes - routed - embedding;
-  const std::uint64_t trunk = std::min(every_step, plan.resident_bytes);
-  const double cached =
-      routed == 0 ? 1
-                  : static_cast<double>(std::min(routed, plan.resident_bytes - trunk)) / static_cast<double>(routed);
-  plan.streamed_bytes = every_step - trunk +
-                        static_cast<std::uint64_t>(static_cast<double>(routed) *
-                                                   routed_share(c.experts, request.sequences) * (1 - cached));
-  if (room == 0 || request.memory_bandwidth <= 0 || (plan.streamed_bytes != 0 && request.nvme <= 0)) return;
+// State of all sequences, with `context` tokens behind each.
+std::vector<Holding> state_holdings(const Config& c, const StateLayout& layout, const PlanRequest& request) {
+  const auto mla = static_cast<std::uint64_t>(std::count(c.layers.begin(), c.layers.end(), LayerKind::mla));
+  const auto n = static_cast<std::uint64_t>(request.context), sequences = static_cast<std::uint64_t>(request.sequences);
+  const std::uint64_t element = c.format == Format::f32 ? 4 : 2;
+  const auto blocks = static_cast<std::uint64_t>(StateLayout::blocks_for(request.context)) * layout.block_bytes();
+  const std::uint64_t key_row = mla * static_cast<std::uint64_t>(c.index.dim) * element;
+  const std::uint64_t latent_row = mla * static_cast<std::uint64_t>(c.mla.key_dim()) * element;
+  // Below top_k everything is selected and no key is scored.
+  const bool sparse = c.index.heads != 0 && c.index.top_k < request.context;
+  const std::uint64_t keys = blocks == 0 ? 0 : blocks * key_row / (key_row + latent_row);
+  std::vector<Holding> out = {
+      {"latents", sequences * (blocks - keys),
+       sequences * latent_row * (sparse ? static_cast<std::uint64_t>(c.index.top_k) : n)},
+      {"index keys", sequences * keys, sequences * (sparse ? key_row * n : 0)},
+      // Read for every token, written once in a chunk.
+      {"recurrent state", sequences * layout.recurrent_bytes(),
+       sequences * (layout.recurrent_bytes() + layout.recurrent_bytes() / numerics::kKdaChunk)}};
+  std::erase_if(out, [](const Holding& h) { return h.bytes == 0; });
+  return out;
+}
+
+// Memory goes to the work memory, then to what a step moves most of: what every step reads first, rarely chosen experts
+// last. What is left out is streamed.
+void fill_speed(std::vector<Holding> holdings, const PlanRequest& request, Plan& plan) {
+  const std::uint64_t all = plan.weight_bytes + plan.state_bytes;
+  plan.fits = all + plan.workspace_bytes <= request.memory;
+  std::uint64_t room = request.memory > plan.workspace_bytes ? request.memory - plan.workspace_bytes : 0;
+  plan.resident_bytes = std::min(room, all);
+  const auto density = [](const Holding& h) { return static_cast<double>(h.moved) / static_cast<double>(h.bytes); };
+  std::stable_sort(holdings.begin(), holdings.end(),
+                   [&](const Holding& a, const Holding& b) { return density(a) > density(b); });
+  for (const Holding& h : holdings) {
+    const std::uint64_t kept = std::min(room, h.bytes);
+    room -= kept;
+    plan.streamed_bytes += static_cast<std::uint64_t>(static_cast<double>(h.bytes - kept) * density(h));
+  }
+  if (request.memory <= plan.workspace_bytes || request.memory_bandwidth <= 0) return;
+  if (plan.streamed_bytes != 0 && request.nvme <= 0) return;
   // Streaming runs beside the products: the slower of the two sets the pace.
   plan.step_seconds = static_cast<double>(plan.moved_bytes) / request.memory_bandwidth;
   if (plan.streamed_bytes != 0)
@@ -225,23 +218,26 @@ std::uint64_t workspace_bytes(const Model& model, std::int64_t rows, std::int64_
 
 Plan make_plan(const Model& model, const FormatOf& format, const PlanRequest& request) {
   const Config& c = model.config();
-  const StateLayout layout(c);
   Plan plan;
-  const Groups groups = weight_groups(model, format);
-  for (int g = 0; g < kWeightGroups; ++g)
-    add(plan.persists, plan.weight_bytes, kGroupNames[g], groups[static_cast<std::size_t>(g)]);
-  const auto sequences = static_cast<std::uint64_t>(request.sequences);
-  const auto blocks = static_cast<std::uint64_t>(StateLayout::blocks_for(request.context));
-  add(plan.persists, plan.state_bytes, "latent and index-key blocks", sequences * blocks * layout.block_bytes());
-  add(plan.persists, plan.state_bytes, "recurrent state", sequences * layout.recurrent_bytes());
+  std::vector<Holding> holdings = weight_holdings(model, weight_groups(model, format), request.sequences);
+  const std::vector<Holding> state = state_holdings(c, StateLayout(c), request);
+  for (const Holding& h : holdings) plan.weight_bytes += h.bytes;
+  for (const Holding& h : state) plan.state_bytes += h.bytes;
+  holdings.insert(holdings.end(), state.begin(), state.end());
+  for (const Holding& h : holdings) {
+    plan.persists.push_back({h.what.substr(0, h.what.find(" (")), h.bytes});
+    plan.moved.push_back({h.what, h.moved});
+    plan.moved_bytes += h.moved;
+  }
+  plan.moved.push_back({"logits", static_cast<std::uint64_t>(request.sequences * c.vocab) * 4});
+  plan.moved_bytes += plan.moved.back().bytes;
   const std::int64_t prefill = std::min(request.prefill_rows, request.context);
   const std::uint64_t one = workspace_bytes(model, prefill, 1),
                       all = workspace_bytes(model, request.sequences, request.sequences);
   plan.workspace = {{fmt::format("prefill pass of {} rows", prefill), one},
                     {fmt::format("decode step of {} rows", request.sequences), all}};
   plan.workspace_bytes = std::max(one, all);  // one arena serves both
-  fill_moved(model, layout, groups, request, plan);
-  fill_speed(c, groups, request, plan);
+  fill_speed(std::move(holdings), request, plan);
   return plan;
 }
 

@@ -25,6 +25,10 @@ using FormatOf = std::function<Format(ParameterId, int piece)>;
 // Bytes of one parameter in the kernels' form; what Model::weight_bytes adds up.
 std::uint64_t packed_parameter_bytes(const Model& model, ParameterId id, const FormatOf& format);
 
+// Refuses a model whose weights are larger than the memory available: Error{exhausted} with both numbers.
+void check_memory(const Model& model, const FormatOf& format, const std::filesystem::path& path,
+                  std::uint64_t available);
+
 // Formats of a config without weights: that of the config, MXFP4 for packed experts, f32 for routers.
 FormatOf config_formats(const Model& model);
 
@@ -48,8 +52,8 @@ struct Plan {
   std::vector<LedgerLine> moved;      // per decode step of all sequences
   std::uint64_t weight_bytes = 0, state_bytes = 0, workspace_bytes = 0, moved_bytes = 0;
   bool fits = false;                 // everything at once in memory, which is what this build needs to load the model
-  std::uint64_t resident_bytes = 0;  // weights that memory has room for beside state and workspace
-  std::uint64_t streamed_bytes = 0;  // per step, from NVMe, when it does not fit: what misses, experts first
+  std::uint64_t resident_bytes = 0;  // of what persists, kept in memory beside the workspace
+  std::uint64_t streamed_bytes = 0;  // per step, from NVMe, of what does not stay; memory keeps what steps move most of
   double step_seconds = 0;           // of decode; 0 when no speed follows from the request
   double tokens_per_second = 0;      // of all sequences together
 };

@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "base/base.hpp"
-#include "numerics/formats.hpp"
 
 namespace tidelock::model {
 namespace {
