@@ -1,7 +1,7 @@
 // The peer of `tidelock bench model --interactive`: llama.cpp's library on the same file and the same lines.
 //   llama_model BACKENDS MODEL THREADS     BACKENDS: the folder of the ggml libraries
-// Reads "PROMPT GENERATE DEPTH SEQUENCES" from standard input and answers with seconds. Like llama-bench: batches of 512
-// prompt tokens, logits of the last one, default cache types, no sampling.
+// Reads "PROMPT GENERATE DEPTH SEQUENCES" from standard input and answers with seconds. Like llama-bench: batches of
+// 512 prompt tokens, logits of the last one, default cache types, no sampling.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -88,8 +88,7 @@ int main(int argc, char** argv) {
   params.n_threads = params.n_threads_batch = std::atoi(argv[3]);
   llama_context* context = llama_init_from_model(model, params);
   if (context == nullptr) die("no context");
-  Runner runner{model, context, llama_batch_init(kBatch, 0, 1),
-                llama_vocab_n_tokens(llama_model_get_vocab(model))};
+  Runner runner{model, context, llama_batch_init(kBatch, 0, 1), llama_vocab_n_tokens(llama_model_get_vocab(model))};
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream in(line);

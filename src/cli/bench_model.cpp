@@ -7,7 +7,9 @@
 
 #include "base/base.hpp"
 #include "cli/cli.hpp"
+#include "cli/sizes.hpp"
 #include "model/forward.hpp"
+#include "model/plan.hpp"
 #include "model/weight_source.hpp"
 #include "state/state.hpp"
 
@@ -89,6 +91,16 @@ class Runner {
   Random random_{1};
 };
 
+// What one decode step has to read and write, by the ledger of `tidelock plan`.
+std::uint64_t bytes_per_step(const model::WeightSource& source, const model::Model& model, const Test& test) {
+  model::PlanRequest request;
+  request.context = test.depth + test.prompt;
+  request.sequences = test.sequences;
+  return model::make_plan(
+             model, [&](model::ParameterId id, int piece) { return source.format(id, piece); }, request)
+      .moved_bytes;
+}
+
 nlohmann::json report(const Options& o, const model::WeightSource& source, const model::Model& model, int threads,
                       const Test& test, const std::vector<double>& seconds) {
   const double tokens = static_cast<double>((test.prompt + test.generate) * test.sequences);
@@ -118,6 +130,7 @@ nlohmann::json report(const Options& o, const model::WeightSource& source, const
           {"n_gen", test.generate},
           {"n_depth", test.depth},
           {"n_seqs", test.sequences},
+          {"bytes_per_step", bytes_per_step(source, model, test)},
           {"avg_ns", std::llround(mean(nanoseconds))},
           {"stddev_ns", std::llround(deviation(nanoseconds))},
           {"avg_ts", mean(rates)},
@@ -133,17 +146,22 @@ std::string title(const Test& t) {
   return t.sequences == 1 ? name : name + fmt::format(" x {}", t.sequences);
 }
 
-// One test for each line "PROMPT GENERATE DEPTH SEQUENCES" of standard input, answered by its seconds: what lets
-// another program interleave this one with a peer.
-int answer_lines(Runner& runner) {
+// Lets another program interleave this one with a peer: a test for each line "PROMPT GENERATE DEPTH SEQUENCES" of
+// standard input, answered by its seconds and the bytes of a decode step; "bandwidth" is answered by bytes per second.
+int answer_lines(Runner& runner, const model::WeightSource& source, const model::Model& model, int threads) {
   std::string line;
   while (std::getline(std::cin, line)) {
+    if (line == "bandwidth") {
+      fmt::print("{:.0f}\n", measure_bandwidth(threads));
+      std::fflush(stdout);
+      continue;
+    }
     Test t;
     std::istringstream in(line);
-    if (!(in >> t.prompt >> t.generate >> t.depth >> t.sequences) || t.prompt + t.generate < 1 || t.sequences < 1 ||
-        t.prompt < 0 || t.generate < 0 || t.depth < 0)
+    if (!(in >> t.prompt >> t.generate >> t.depth >> t.sequences) || t.prompt < 0 || t.generate < 0 || t.depth < 0 ||
+        t.prompt + t.generate < 1 || t.sequences < 1)
       fail(ErrorCode::invalid_argument, "\"{}\": expected PROMPT GENERATE DEPTH SEQUENCES", line);
-    fmt::print("{:.9f}\n", runner.run(t));
+    fmt::print("{:.9f} {}\n", runner.run(t), bytes_per_step(source, model, t));
     std::fflush(stdout);
   }
   return 0;
@@ -164,10 +182,11 @@ std::vector<Test> list_tests(const Options& o) {
 int run(const Options& o) {
   const auto source = model::open_weights(o.model);
   const auto model = model::load_model(o.model, false);
+  source->bind(*model);
   const int threads = resolve_threads(o.threads);
   Team team(threads);
   Runner runner(*model, team);
-  if (o.interactive) return answer_lines(runner);
+  if (o.interactive) return answer_lines(runner, *source, *model, threads);
   nlohmann::json all = nlohmann::json::array();
   for (const Test& test : list_tests(o)) {
     runner.run(test);  // touches every page once
@@ -197,7 +216,8 @@ Action add_bench_model(CLI::App& app) {
   app.add_option("-t,--threads", o->threads, "threads; 0: all cores")->check(CLI::Range(0, 1024));
   app.add_flag("--json", o->json, "the fields of llama-bench");
   app.add_flag("--interactive", o->interactive,
-               "a test for each line \"PROMPT GENERATE DEPTH SEQUENCES\" of standard input, answered by its seconds");
+               "a test for each line \"PROMPT GENERATE DEPTH SEQUENCES\" of standard input, answered by its seconds "
+               "and a step's bytes; \"bandwidth\" by bytes a second");
   return [o] { return run(*o); };
 }
 
