@@ -15,6 +15,7 @@ Action add_train(CLI::App& app);
 Action add_eval(CLI::App& app);
 Action add_generate(CLI::App& app);
 Action add_logits(CLI::App& app);
+Action add_sandbox(CLI::App& app);
 Action add_bench(CLI::App& app);
 
 // --threads for every verb that computes; 0 stands for all cores this process may use.

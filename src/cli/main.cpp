@@ -42,10 +42,11 @@ int run(int argc, char** argv) {
       {"eval", "mean@k and pass@k on held-out tasks"},
       {"generate", "text from a prompt or a chat"},
       {"logits", "logits of given tokens, as a .npy file"},
+      {"sandbox", "virtual machines that pause, resume and fork with their memory"},
       {"bench", "measure against peers and limits"},
   };
   using Adder = Action (*)(CLI::App&);
-  const Adder adders[] = {add_rl, add_train, add_eval, add_generate, add_logits, add_bench};
+  const Adder adders[] = {add_rl, add_train, add_eval, add_generate, add_logits, add_sandbox, add_bench};
   std::vector<std::pair<CLI::App*, Action>> actions;
   for (std::size_t i = 0; i < std::size(verbs); ++i) {
     CLI::App* sub = app.add_subcommand(verbs[i].first, verbs[i].second);

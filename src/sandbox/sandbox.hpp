@@ -86,6 +86,7 @@ class Sandbox {
   virtual void snapshot(const std::string& name);                 // a checkpoint with a name, for Spec and revert
   virtual void revert(const std::string& snapshot = "");          // back to a snapshot, or to the last checkpoint
   virtual void keep();                                            // outlives this object and this program
+  virtual void remove();  // what destroying the object would do, now and for a kept one; not to be used after
 };
 
 // What a runtime has, for people and for lists.

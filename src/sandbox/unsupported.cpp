@@ -33,6 +33,9 @@ void Sandbox::revert(const std::string& /*snapshot*/) {
 void Sandbox::keep() {
   refuse("keep a sandbox beyond the program");
 }
+void Sandbox::remove() {
+  refuse("remove a sandbox before its object goes");
+}
 std::unique_ptr<Sandbox> Runtime::open(const std::string& /*id*/) {
   refuse("open sandboxes of another program");
 }

@@ -106,7 +106,7 @@ std::vector<std::string> arguments_of(const LaunchPlan& plan) {
     out.insert(out.end(),
                {"-chardev", "stdio,id=console,signal=off", "-device", "isa-serial,chardev=console", "-kernel",
                 fmt::format("/proc/self/fd/{}", kKernelFd), "-initrd", fmt::format("/proc/self/fd/{}", kInitrdFd),
-                "-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on"});
+                "-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check"});
   }
   return out;
 }

@@ -211,6 +211,7 @@ std::unique_ptr<Machine> Store::wake(const Guest& guest, Channel& agent) {
     pages.get();
     machine->load_devices(devices);
     machine->go_on();
+    step("wake:running");
     agent.open(machine->agent_socket(), kAgentPatience);
     agent.set_clock(kAgentPatience);
     return machine;
@@ -340,7 +341,7 @@ ExecResult Store::run(const std::string& id, const GuestRequest& request, const 
   try {
     if (!box->agent.connected()) {
       const std::string status = box->machine->status();
-      if (status == "io-error") {  // the host's disk was full; it may have room by now
+      if (status == "io-error" || status == "paused") {  // a full disk may have room by now; a freezer may be gone
         box->machine->go_on();
       }
       box->agent.open(box->machine->agent_socket(), kAgentPatience);
@@ -407,6 +408,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
     }
     machine.stop();
     standing = true;
+    step("capture:stopped");
     machine.save_devices(folder / "devices");
     const std::vector<std::uint32_t> pages = memory.private_pages();
     memory.read(pages, buffer.data());
@@ -418,6 +420,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
       if (!box.frozen) {
         machine.go_on();
         standing = false;
+        step("capture:going");
       }
     }
     std::string parent = guest.layer;

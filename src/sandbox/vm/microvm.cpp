@@ -132,6 +132,10 @@ class MicrovmSandbox : public Sandbox {
     note_thawed();
   }
   void keep() override { kept_ = true; }
+  void remove() override {
+    store_->remove(id_);
+    kept_ = true;  // nothing is left to end
+  }
 
  private:
   void note_thawed() {
@@ -210,7 +214,7 @@ class MicrovmRuntime : public Runtime {
   }
   std::vector<Listing> list() override { return store_->list(); }
   void remove_snapshot(const std::string& name) override { store_->remove_snapshot(name); }
-  void build(const Spec& spec) override { store_->build(spec); }
+  void build(const Spec& spec) override { store_->template_of(spec); }
 
  private:
   std::shared_ptr<vm::Store> store_;

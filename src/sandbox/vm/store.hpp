@@ -69,7 +69,7 @@ class Store {
   Guest guest(const std::string& id);
   std::vector<Listing> list();
   std::uint64_t private_bytes(const std::string& id);
-  void build(const Spec& spec) { template_for(spec); }
+  Template template_of(const Spec& spec) { return template_for(spec); }  // built when there is none
   void await_pool();
   const std::filesystem::path& folder() const { return root_; }
   std::string isolation() const;

@@ -133,6 +133,26 @@ void boot(Template& made, const fs::path& work, const GuestKernel& kernel, const
   machine->end();
 }
 
+// On a crowded host an emulated guest's clock calibration can fail, which its kernel takes for broken hardware.
+void boot_with_patience(Template& made, const fs::path& work, const GuestKernel& kernel, const fs::path& initrd,
+                        const Launcher& launcher) {
+  constexpr int kAttempts = 3;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      boot(made, work, kernel, initrd, launcher);
+      return;
+    } catch (const Error& error) {
+      if (attempt == kAttempts || error.code() != ErrorCode::io) {
+        throw;
+      }
+      spdlog::warn("attempt {} of {}: {}", attempt, kAttempts, error.what());
+    }
+    for (const char* left : {"monitor", "agent", "log", "made/devices"}) {
+      fs::remove(work / left);
+    }
+  }
+}
+
 }  // namespace
 
 std::string choose_accelerator(const std::string& wanted) {
@@ -202,7 +222,7 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
     }
   }
   spdlog::info("building template {} ({} MiB, {})", made.key, made.shape.memory_bytes >> 20, made.shape.accelerator);
-  boot(made, work, kernel, work / "initrd", launcher);
+  boot_with_patience(made, work, kernel, work / "initrd", launcher);
   for (const fs::path& file : {made.memory(), made.devices(), made.folder / "disk"}) {
     sync_file(file);
   }
