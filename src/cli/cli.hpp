@@ -19,6 +19,7 @@ Action add_logits(CLI::App& app);
 Action add_info(CLI::App& app);
 Action add_convert(CLI::App& app);
 Action add_plan(CLI::App& app);
+Action add_sandbox(CLI::App& app);
 Action add_bench(CLI::App& app);
 Action add_bench_model(CLI::App& app);
 

@@ -50,6 +50,7 @@ int run(int argc, char** argv) {
       {"info", "what a checkpoint is, layer by layer, and whether it can be run", add_info},
       {"convert", "a checkpoint into another file format, or into coarser numbers", add_convert},
       {"plan", "what a model needs in memory, moves per step, and how fast it can decode", add_plan},
+      {"sandbox", "virtual machines that pause, resume and fork with their memory", add_sandbox},
       {"bench", "measure against peers and limits", add_bench},
   };
   std::vector<std::pair<CLI::App*, Action>> actions;
