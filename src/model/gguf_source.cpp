@@ -13,7 +13,7 @@
 namespace tidelock::model {
 namespace {
 
-// What a ggml type becomes; halves are widened.
+// What a ggml type becomes; halves, and codes of four or five bits with a scale alone, are widened, which is exact.
 std::optional<Format> run_format(const GgmlType& type) {
   switch (type.id) {
     case ggml::f32:
@@ -21,6 +21,8 @@ std::optional<Format> run_format(const GgmlType& type) {
       return Format::f32;
     case ggml::bf16:
       return Format::bf16;
+    case ggml::q4_0:
+    case ggml::q5_0:
     case ggml::q8_0:
       return Format::q8_0;
     case ggml::q4_k:
@@ -44,6 +46,18 @@ std::span<const std::byte> widen_halves(std::span<const std::byte> halves, std::
     const float x = numerics::f16_to_float(bits);
     std::memcpy(scratch.data() + 4 * i, &x, 4);
   }
+  return scratch;
+}
+
+// The bytes in the layout of run_format's format.
+std::span<const std::byte> widen(const GgmlType& type, std::span<const std::byte> bytes,
+                                 std::vector<std::byte>& scratch) {
+  if (type.id == ggml::f16) return widen_halves(bytes, scratch);
+  if (type.id != ggml::q4_0 && type.id != ggml::q5_0) return bytes;
+  const std::size_t blocks = bytes.size() / type.bytes;
+  scratch.resize(blocks * numerics::block_bytes(Format::q8_0));
+  numerics::widen_to_q8_0(type.id == ggml::q5_0 ? 5 : 4, bytes.data(), static_cast<std::int64_t>(blocks) * 32,
+                          scratch.data());
   return scratch;
 }
 
@@ -103,7 +117,7 @@ class GgufSource : public WeightSource {
       const std::size_t bytes = rows.size() / static_cast<std::size_t>(config_.experts.count);
       rows = rows.subspan(static_cast<std::size_t>(p.slice) * bytes, bytes);
     }
-    return tensor.type->id == ggml::f16 ? widen_halves(rows, scratch) : rows;
+    return widen(*tensor.type, rows, scratch);
   }
 
  protected:
@@ -114,7 +128,7 @@ class GgufSource : public WeightSource {
       return;
     }
     std::vector<std::byte> scratch;
-    const auto bytes = p.tensor->type->id == ggml::f16 ? widen_halves(p.tensor->bytes, scratch) : p.tensor->bytes;
+    const auto bytes = widen(*p.tensor->type, p.tensor->bytes, scratch);
     numerics::dequantize(*run_format(*p.tensor->type), bytes.data(), static_cast<std::int64_t>(out.size()), out.data());
     if (p.role == GgufRole::conv) out = turn_conv(out, true);
     if (p.role != GgufRole::decay) return;
@@ -150,7 +164,7 @@ class GgufSource : public WeightSource {
     const auto format = run_format(*tensor->type);
     if (!format || (vector && numerics::is_quantized(*format)))
       fail(ErrorCode::not_supported, "{}: tensor {} is {}, expected {}", path_.string(), entry.name, tensor->type->name,
-           vector ? "F32, F16 or BF16" : "F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4");
+           vector ? "F32, F16 or BF16" : "F32, F16, BF16, Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4");
     return *tensor;
   }
 

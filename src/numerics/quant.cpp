@@ -259,6 +259,19 @@ void quantize(Format format, const float* values, std::int64_t n, std::byte* blo
   }
 }
 
+void widen_to_q8_0(int bits, const std::byte* blocks, std::int64_t n, std::byte* to) {
+  const int header = bits == 5 ? 6 : 2, middle = bits == 5 ? 16 : 8;
+  for (std::int64_t at = 0; at < n; at += 32, blocks += header + 16, to += 34) {
+    std::memcpy(to, blocks, 2);
+    const std::uint32_t high = bits == 5 ? read<std::uint32_t>(blocks + 2) : 0;
+    for (int i = 0; i < 32; ++i) {
+      const unsigned low = byte_at(blocks, header + i % 16) >> (i / 16 * 4) & 15U;
+      const int code = static_cast<int>(low | (high >> i & 1U) << 4) - middle;
+      to[2 + i] = static_cast<std::byte>(static_cast<std::int8_t>(code));
+    }
+  }
+}
+
 std::int64_t find_not_finite(Format format, const std::byte* blocks, std::int64_t n) {
   const std::int64_t step = block_elements(format);
   for (std::int64_t at = 0; at < n; at += step, blocks += block_bytes(format))

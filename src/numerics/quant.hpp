@@ -56,6 +56,10 @@ SixBits six_bits(const std::byte* sc, int j);
 // Error{not_supported}.
 void quantize(Format format, const float* values, std::int64_t n, std::byte* blocks);
 
+// ggml's q4_0 (18 bytes: f16 d; u8 q[16]; code q - 8) and q5_0 (22 bytes: f16 d; u8 high[4]; u8 q[16]; code q - 16), j
+// in the low and j + 16 in the high nibble, to the q8_0 blocks of the same values. bits: 4 or 5.
+void widen_to_q8_0(int bits, const std::byte* blocks, std::int64_t n, std::byte* to);
+
 // The first element whose block holds a scale that is not finite (or, in mxfp4, one whose values would not be), else n.
 std::int64_t find_not_finite(Format format, const std::byte* blocks, std::int64_t n);
 

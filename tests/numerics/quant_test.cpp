@@ -247,6 +247,28 @@ TEST(Quant, HalfWidensExactly) {
   }
 }
 
+TEST(Quant, FourAndFiveBitsWidenToTheSameValues) {
+  std::vector<float> v(32);
+  std::vector<std::byte> q4(18), q5(22), wide(34);
+  q4[1] = std::byte{0x38};  // d = 0.5
+  q4[2] = std::byte{0x1F};  // element 0: 15 - 8; element 16: 1 - 8
+  widen_to_q8_0(4, q4.data(), 32, wide.data());
+  dequantize(Format::q8_0, wide.data(), 32, v.data());
+  EXPECT_EQ(v[0], 3.5F);
+  EXPECT_EQ(v[16], -3.5F);
+  EXPECT_EQ(v[1], -4.0F);
+  q5[1] = std::byte{0x38};
+  q5[2] = std::byte{0x02};      // fifth bit of element 1
+  q5[5] = std::byte{0x80};      // of element 31
+  q5[6 + 1] = std::byte{0x0F};  // element 1: 31 - 16; element 17: 0 - 16
+  q5[6 + 15] = std::byte{0x30};
+  widen_to_q8_0(5, q5.data(), 32, wide.data());
+  dequantize(Format::q8_0, wide.data(), 32, v.data());
+  EXPECT_EQ(v[1], 7.5F);
+  EXPECT_EQ(v[17], -8.0F);
+  EXPECT_EQ(v[31], 1.5F);  // 19 - 16
+}
+
 TEST(Quant, HalvesRoundTripAndRoundToEven) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float x = f16_to_float(static_cast<std::uint16_t>(bits));
