@@ -7,6 +7,10 @@ endif()
 add_executable(sandbox_bench ${CMAKE_SOURCE_DIR}/bench/sandbox_bench.cpp)
 target_link_libraries(sandbox_bench PRIVATE sandbox)
 
+# microvm_bench: virtual machines against QEMU's own savevm and loadvm.
+add_executable(microvm_bench ${CMAKE_SOURCE_DIR}/bench/microvm_bench.cpp)
+target_link_libraries(microvm_bench PRIVATE sandbox)
+
 # train_step: one training step, compared with PyTorch by bench/compare_train_step.py.
 add_executable(train_step ${CMAKE_SOURCE_DIR}/bench/train_step.cpp)
 target_link_libraries(train_step PRIVATE train)

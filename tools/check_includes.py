@@ -18,7 +18,8 @@ DIRECT = {
     "train": ["model", "state"],
     "sandbox": ["base"],
     "rl": ["engine", "train", "sandbox"],
-    "cli": ["rl"],
+    "serve": ["engine", "sandbox", "rl"],
+    "cli": ["rl", "serve"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 

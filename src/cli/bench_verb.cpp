@@ -21,8 +21,11 @@ Action add_bench(CLI::App& app) {
   kernels->prefix_command();
   kernels->footer(
       "Options: --json (one object per line: name, value, unit, peer, ratio), --threads N, --filter SUBSTRING");
+  CLI::App* model = app.add_subcommand("model", "prefill and decode speed of a checkpoint, as llama-bench measures it");
+  const Action run_model = add_bench_model(*model);
   app.require_subcommand(1);
-  return [kernels] {
+  return [kernels, model, run_model] {
+    if (model->parsed()) return run_model();
     const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "bench_kernels";
     if (!std::filesystem::exists(program))
       throw Error(ErrorCode::not_found, fmt::format("{} was not built", program.string()),

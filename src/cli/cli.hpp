@@ -14,11 +14,14 @@ Action add_rl(CLI::App& app);
 Action add_train(CLI::App& app);
 Action add_eval(CLI::App& app);
 Action add_generate(CLI::App& app);
+Action add_serve(CLI::App& app);
 Action add_logits(CLI::App& app);
 Action add_info(CLI::App& app);
 Action add_convert(CLI::App& app);
 Action add_plan(CLI::App& app);
+Action add_sandbox(CLI::App& app);
 Action add_bench(CLI::App& app);
+Action add_bench_model(CLI::App& app);
 
 // --threads for every verb that computes; 0 stands for all cores this process may use.
 void add_threads(CLI::App& app, int& threads);

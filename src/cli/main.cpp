@@ -36,24 +36,27 @@ int run(int argc, char** argv) {
       "agree by bits."};
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "help for all verbs");
-  const std::pair<const char*, const char*> verbs[] = {
-      {"rl", "reinforcement learning with tools in sandboxes"},
-      {"train", "train a model from scratch on demonstrations"},
-      {"eval", "mean@k and pass@k on held-out tasks"},
-      {"generate", "text from a prompt or a chat"},
-      {"logits", "logits of given tokens, as a .npy file"},
-      {"info", "what a checkpoint is, layer by layer, and whether it can be run"},
-      {"convert", "a checkpoint into another file format, or into coarser numbers"},
-      {"plan", "what a model needs in memory, moves per step, and how fast it can decode"},
-      {"bench", "measure against peers and limits"},
+  struct Verb {
+    const char *name, *description;
+    Action (*add)(CLI::App&);
   };
-  using Adder = Action (*)(CLI::App&);
-  const Adder adders[] = {add_rl,   add_train,   add_eval, add_generate, add_logits,
-                          add_info, add_convert, add_plan, add_bench};
+  const Verb verbs[] = {
+      {"rl", "reinforcement learning with tools in sandboxes", add_rl},
+      {"train", "train a model from scratch on demonstrations", add_train},
+      {"eval", "mean@k and pass@k on held-out tasks", add_eval},
+      {"generate", "text from a prompt or a chat", add_generate},
+      {"serve", "an HTTP server with the OpenAI API", add_serve},
+      {"logits", "logits of given tokens, as a .npy file", add_logits},
+      {"info", "what a checkpoint is, layer by layer, and whether it can be run", add_info},
+      {"convert", "a checkpoint into another file format, or into coarser numbers", add_convert},
+      {"plan", "what a model needs in memory, moves per step, and how fast it can decode", add_plan},
+      {"sandbox", "virtual machines that pause, resume and fork with their memory", add_sandbox},
+      {"bench", "measure against peers and limits", add_bench},
+  };
   std::vector<std::pair<CLI::App*, Action>> actions;
-  for (std::size_t i = 0; i < std::size(verbs); ++i) {
-    CLI::App* sub = app.add_subcommand(verbs[i].first, verbs[i].second);
-    actions.emplace_back(sub, adders[i](*sub));
+  for (const Verb& verb : verbs) {
+    CLI::App* sub = app.add_subcommand(verb.name, verb.description);
+    actions.emplace_back(sub, verb.add(*sub));
   }
   try {
     app.parse(argc, argv);

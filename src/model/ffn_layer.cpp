@@ -3,6 +3,9 @@
 #include "model/layers.hpp"
 
 namespace tidelock::model {
+
+using numerics::Input;
+
 namespace {
 
 void activate(const Config& c, const float* gate, const float* up, std::int64_t n, float* y) {
@@ -27,7 +30,7 @@ void glu_forward(const Pass& pass, const FfnIds& ids, Signal x, float* out, Aren
   t.up = arena.take<float>(rows * width);
   float* inner = arena.take<float>(rows * width);
   linear_forward(pass, {.id = ids.gate}, x, rows, pass.runs, t.gate);
-  linear_forward(pass, {.id = ids.up}, x, rows, pass.runs, t.up);
+  linear_forward(pass, {.id = ids.up, .input = Input::same}, x, rows, pass.runs, t.up);
   activate(pass.model.config(), t.gate, t.up, rows * width, inner);
   t.inner = make_signal(pass, inner, rows, width, arena);
   linear_forward(pass, {.id = ids.down}, t.inner, rows, pass.runs, out);
@@ -120,7 +123,7 @@ void experts_forward(const Pass& pass, const FfnIds& ids, Arena& arena, FfnTape&
   for_experts(pass, t, [&](std::size_t i, std::int64_t begin, std::int64_t n, const auto& runs) {
     linear_forward(pass, {.id = ids.expert_gate[i]}, offset(t.gathered, begin * width), n, runs,
                    t.expert.gate + begin * inner_width);
-    linear_forward(pass, {.id = ids.expert_up[i]}, offset(t.gathered, begin * width), n, runs,
+    linear_forward(pass, {.id = ids.expert_up[i], .input = Input::same}, offset(t.gathered, begin * width), n, runs,
                    t.expert.up + begin * inner_width);
   });
   activate(c, t.expert.gate, t.expert.up, pairs * inner_width, inner);

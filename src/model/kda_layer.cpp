@@ -3,6 +3,9 @@
 #include "model/layers.hpp"
 
 namespace tidelock::model {
+
+using numerics::Input;
+
 namespace {
 
 numerics::GateShape gate_shape(const KdaConfig& c) {
@@ -54,7 +57,8 @@ void kda_layer_forward(const Pass& pass, int layer, Signal x, float* out, KdaTap
     t.z[i] = arena.take<float>(n);
     t.y[i] = arena.take<float>(n);
     t.u[i] = tape != nullptr ? arena.take<float>(n) : nullptr;
-    linear_forward(pass, {.id = projections[i]}, x, rows, pass.runs, t.z[i]);
+    linear_forward(pass, {.id = projections[i], .input = i == 0 ? Input::fresh : Input::same}, x, rows, pass.runs,
+                   t.z[i]);
   }
   convolve(pass, layer, ids, channels, t);
   t.q = arena.take<float>(n);
@@ -66,7 +70,7 @@ void kda_layer_forward(const Pass& pass, int layer, Signal x, float* out, KdaTap
   numerics::l2_norm(t.y[1], rows * c.heads, c.head_dim, c.l2_eps, 1.0F, t.k, t.k_inv);
 
   float* f1 = arena.take<float>(rows * c.head_dim);
-  linear_forward(pass, {.id = ids.f_a}, x, rows, pass.runs, f1);
+  linear_forward(pass, {.id = ids.f_a, .input = Input::same}, x, rows, pass.runs, f1);
   t.f1 = make_signal(pass, f1, rows, c.head_dim, arena);
   t.raw = arena.take<float>(n);
   t.g = arena.take<float>(n);

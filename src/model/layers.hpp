@@ -60,6 +60,7 @@ struct LinearArgs {
   int part = 0;
   std::int64_t ldx = 0, ldy = 0;  // 0: contiguous
   Output output = Output::store;
+  numerics::Input input = numerics::Input::fresh;  // same: the map before this one in the thread took this x, unchanged
 };
 void linear_forward(const Pass& pass, const LinearArgs& args, Signal x, std::int64_t rows,
                     std::span<const AdapterRun> runs, float* y);

@@ -24,7 +24,7 @@ void linear_forward(const Pass& pass, const LinearArgs& args, Signal x, std::int
   if (w.format() == Format::f32)
     matmul(w, x.f, ldx, rows, y, ldy, args.output, pass.team);
   else
-    matmul(w, x.b, ldx, rows, y, ldy, args.output, pass.team);
+    matmul(w, x.b, ldx, rows, y, ldy, args.output, pass.team, args.input);
   for (const AdapterRun& run : runs) {
     const AdapterPart* parts = run.adapter == nullptr ? nullptr : run.adapter->parts(args.id);
     if (parts == nullptr || run.begin == run.end) continue;

@@ -62,32 +62,43 @@ void in_pieces(Team& team, std::int64_t rows, std::int64_t columns, std::int64_t
   });
 }
 
-// The rows as integers, in buffers of the calling thread that stay as they are until its next product.
+// The rows as integers, in buffers of the calling thread that stay as they are until its next product of other rows.
+struct InputBuffers {
+  std::vector<std::int8_t> q;
+  std::vector<float> d;
+  std::vector<std::int32_t> sums;
+  // What the buffers hold; x is null when they hold nothing that may serve again.
+  const bf16* x = nullptr;
+  std::int64_t ldx = 0, rows = 0, in = 0;
+};
+InputBuffers& input_buffers() {
+  thread_local InputBuffers buffers;
+  return buffers;
+}
+
 QuantizedInputs quantize_inputs(const QuantKernels& set, const bf16* x, std::int64_t ldx, std::int64_t rows,
                                 std::int64_t in, Team& team) {
-  thread_local std::vector<std::int8_t> q;
-  thread_local std::vector<float> d;
-  thread_local std::vector<std::int32_t> sums;
+  InputBuffers& b = input_buffers();
   const auto grow = [](auto& buffer, std::int64_t n) {
     if (static_cast<std::int64_t>(buffer.size()) < n) buffer.resize(static_cast<std::size_t>(n));
     return buffer.data();
   };
-  std::int8_t* const qs = grow(q, rows * in);
-  float* const ds = grow(d, rows * in / kInputBlock);
-  std::int32_t* const all_sums = grow(sums, rows * in / 16);
+  const QuantizedInputs out{grow(b.q, rows * in), grow(b.d, rows * in / kInputBlock), grow(b.sums, rows * in / 16)};
+  if (b.x == x && b.ldx == ldx && b.rows == rows && b.in == in) return out;
   const auto part = [&](std::int64_t row0, std::int64_t row1) {
-    set.quantize(x, ldx, in, row0, row1, qs, ds, all_sums);
+    set.quantize(x, ldx, in, row0, row1, b.q.data(), b.d.data(), b.sums.data());
   };
   if (team.threads() == 1 || rows * in < kSoloWork)
     part(0, rows);
   else
     team.parallel(rows, std::max<std::int64_t>(1, kSoloWork / in), part);
-  return {qs, ds, all_sums};
+  b.x = x, b.ldx = ldx, b.rows = rows, b.in = in;
+  return out;
 }
 
 template <typename Element>
 void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
-         Output output, Team& team) {
+         Output output, Team& team, Input input) {
   constexpr bool kNarrow = std::is_same_v<Element, bf16>;
   if ((w.format() != Format::f32) != kNarrow || w.data() == nullptr)
     fail(ErrorCode::internal, "matmul: {} weights [{}, {}] do not take {} rows", format_name(w.format()), w.out(),
@@ -98,8 +109,10 @@ void run(const PackedMatrix& w, const Element* x, std::int64_t ldx, std::int64_t
   const BlockKernel block = w.format() == Format::f32    ? set.dense->f32
                             : w.format() == Format::bf16 ? set.dense->bf16
                                                          : set.quant->product;
-  if constexpr (kNarrow)
+  if constexpr (kNarrow) {
+    if (input == Input::fresh) input_buffers().x = nullptr;
     if (is_quantized(w.format())) job.quantized = quantize_inputs(*set.quant, x, ldx, rows, w.in(), team);
+  }
   const std::int64_t panels = panel_count(job.out);
   if (team.threads() == 1 || rows * job.out * job.in < kSoloWork) {
     block(job, 0, rows, 0, panels);
@@ -125,13 +138,13 @@ std::uint64_t matmul_path_count(Isa path) {
 }
 
 void matmul(const PackedMatrix& w, const bf16* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
-            Output output, Team& team) {
-  run(w, x, ldx, rows, y, ldy, output, team);
+            Output output, Team& team, Input input) {
+  run(w, x, ldx, rows, y, ldy, output, team, input);
 }
 
 void matmul(const PackedMatrix& w, const float* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
             Output output, Team& team) {
-  run(w, x, ldx, rows, y, ldy, output, team);
+  run(w, x, ldx, rows, y, ldy, output, team, Input::fresh);
 }
 
 void matmul_transposed_a(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, std::int64_t rows,

@@ -70,10 +70,13 @@ int split_segments(Format format, std::int64_t in);
 
 enum class Output { store, add };  // y = result, or y = y + result (one rounding more)
 
+// same: x holds what it held in this thread's previous product of bf16 rows; work done for its rows may serve again.
+enum class Input { fresh, same };
+
 // x: [rows, in] with row stride ldx (elements), y: [rows, out] with row stride ldy. noexcept in its loops; throws
 // Error{internal} when the format of w does not fit the type of x.
 void matmul(const PackedMatrix& w, const bf16* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
-            Output output, Team& team);
+            Output output, Team& team, Input input = Input::fresh);
 void matmul(const PackedMatrix& w, const float* x, std::int64_t ldx, std::int64_t rows, float* y, std::int64_t ldy,
             Output output, Team& team);
 

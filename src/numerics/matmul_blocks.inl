@@ -174,7 +174,9 @@ TIDELOCK_INLINE Four load_four(const std::int8_t* q) {
 // acc + the products of four codes with four inputs, in each lane. Exact: no path may saturate.
 TIDELOCK_INLINE I16 dot(Codes w, Four x, I16 acc) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)};
+  // As assembler: from the intrinsic GCC 12 makes copies of the accumulators, and twice the time.
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+  return acc;
 #elif defined(__AVX512F__)
   const __m512i even = _mm512_and_si512(w.v, _mm512_set1_epi16(0xFF)), odd = _mm512_srli_epi16(w.v, 8);
   const __m512i sum = _mm512_add_epi32(_mm512_madd_epi16(even, x.even), _mm512_madd_epi16(odd, x.odd));
@@ -282,7 +284,8 @@ struct Block {
     const float* d;              // of the row; rows are in / 32 apart
     const std::int32_t* sums;    // of the row; rows are in / 16 apart
     std::int64_t first, blocks;  // sub-blocks, counted from k = 0
-    const std::uint8_t* codes;   // at the first sub-block; panels are kChunk * kPanel apart
+    const std::uint8_t* codes;   // at the first sub-block
+    std::int64_t codes_stride;   // bytes from panel to panel
     const float *scales, *mins;  // likewise; panels are kMaxSubBlocks * kPanel apart
     float* acc;
   };
@@ -299,7 +302,7 @@ struct Block {
       for (int step = 0; step < kSubSteps; ++step) {
         Codes w[P];
         repeat<P>([&](auto p) __attribute__((always_inline)) {
-          w[p] = load_codes(t.codes + p * kChunk * kPanel + b * kSub * kPanel + step * 64);
+          w[p] = load_codes(t.codes + p * t.codes_stride + b * kSub * kPanel + step * 64);
         });
         repeat<R>([&](auto r) __attribute__((always_inline)) {
           const Four x = load_four(t.q + r * t.in + b * kSub + step * 4);
@@ -333,14 +336,29 @@ struct Block {
     for (std::int64_t p = 0; p < panels; ++p) {
       const std::byte* from = job.w + static_cast<std::size_t>(panel + p) * panel_bytes(F, job.in) +
                               static_cast<std::size_t>(chunk) * chunk_bytes(F, kChunk);
-      for (std::int64_t g = 0; g < count / 32; ++g)
-        unpack_group<F>(from + codes_offset(F, count) + g * kGroupBytes,
-                        s.codes.data() + (p * kChunk + g * 32) * kPanel);
+      if constexpr (code_bits(F) != 8)
+        for (std::int64_t g = 0; g < count / 32; ++g)
+          unpack_group<F>(from + codes_offset(F, count) + g * kGroupBytes,
+                          s.codes.data() + (p * kChunk + g * 32) * kPanel);
       for (std::int64_t b = 0; b < count / kSub; ++b) {
         store(s.scales.data() + (p * kMaxSubBlocks + b) * kPanel, load_scale<F>(from, b));
         if constexpr (kMin) store(s.mins.data() + (p * kMaxSubBlocks + b) * kPanel, load_min<F>(from, b));
       }
     }
+  }
+
+  // Where the bytes of a chunk's codes are: eight bits are used where they lie.
+  struct Unpacked {
+    const std::uint8_t* first;
+    std::int64_t stride;  // from panel to panel
+  };
+  static Unpacked unpacked(const MatmulJob& job, std::int64_t panel, std::int64_t chunk, std::int64_t count,
+                           const BlockScratch& s) {
+    if constexpr (code_bits(F) != 8) return {s.codes.data(), kChunk * kPanel};
+    const std::size_t stride = panel_bytes(F, job.in);
+    const std::byte* from = job.w + static_cast<std::size_t>(panel) * stride +
+                            static_cast<std::size_t>(chunk) * chunk_bytes(F, kChunk) + codes_offset(F, count);
+    return {reinterpret_cast<const std::uint8_t*>(from), static_cast<std::int64_t>(stride)};
   }
 
   // The end of a segment: its sum joins those before it.
@@ -367,6 +385,7 @@ struct Block {
     for (std::int64_t k0 = 0; k0 < job.in; k0 += kChunk) {
       const std::int64_t count = std::min<std::int64_t>(kChunk, job.in - k0);
       unpack(job, panel, panels, k0 / kChunk, count, s);
+      const Unpacked codes = unpacked(job, panel, k0 / kChunk, count, s);
       for (std::int64_t k = k0; k < k0 + count;) {
         const std::int64_t stop = std::min((k / segment + 1) * segment, k0 + count);
         const std::int64_t at = (k - k0) / kSub;
@@ -375,8 +394,8 @@ struct Block {
           kTiles[tile_rows - 1][panels - 1](
               {job.quantized.q + first_row * job.in + k, job.in, job.quantized.d + first_row * (job.in / kInputBlock),
                job.quantized.sums + first_row * (job.in / 16), k / kSub, (stop - k) / kSub,
-               s.codes.data() + (k - k0) * kPanel, s.scales.data() + at * kPanel, s.mins.data() + at * kPanel,
-               s.acc.data() + r * kAccStride});
+               codes.first + (k - k0) * kPanel, codes.stride, s.scales.data() + at * kPanel,
+               s.mins.data() + at * kPanel, s.acc.data() + r * kAccStride});
         }
         if (job.segments > 1 && stop % segment == 0) close_segment(s, rows, stop == segment);
         k = stop;
@@ -515,12 +534,20 @@ inline std::int32_t store_bytes(std::int8_t* to, V16 a) {
 #endif
 }
 
+inline float largest_lane(V16 a) {  // of lanes that are no NaN, or any
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(a.v);
+#else
+  return max_tree(a);
+#endif
+}
+
 inline void quantize_rows(const bf16* x, std::int64_t ldx, std::int64_t in, std::int64_t row0, std::int64_t row1,
                           std::int8_t* q, float* d, std::int32_t* sums) {
   for (std::int64_t row = row0; row < row1; ++row) {
     for (std::int64_t k = 0; k < in; k += kInputBlock) {
       const V16 a = load(x + row * ldx + k), b = load(x + row * ldx + k + 16);
-      const float largest = max_tree(max(abs(a), abs(b)));
+      const float largest = largest_lane(max(abs(a), abs(b)));
       const bool empty = !(largest >= kSmallestInput);
       const V16 inverse = set1(empty ? 0.0F : 127.0F / largest);
       const auto whole = [&](V16 v) {  // held to the range whatever v is: min and max pass the second on for NaN

@@ -1,7 +1,7 @@
 // sandbox/: places where an agent's commands run, that cost nothing while the model thinks and never harm their host.
 //
-// One interface for two runtimes: containers (namespaces, here) and microVMs (later). What a runtime cannot do it says
-// in its Capabilities, and the call fails with Error{not_supported}; it never pretends.
+// One interface for two runtimes: containers (namespaces) and microVMs (QEMU). What a runtime cannot do it says in its
+// Capabilities, and the call fails with Error{not_supported}; it never pretends.
 #pragma once
 
 #include <chrono>
@@ -34,6 +34,7 @@ struct Limits {
 struct Spec {
   std::string image = "busybox";  // name of a template known to the runtime, or a directory to use as read-only root
   Limits limits;
+  std::string snapshot;  // start from this snapshot instead, which has its image and limits; empty: from the image
 };
 
 enum class Stream { standard_output, standard_error };
@@ -65,26 +66,51 @@ struct Times {
 };
 
 // One sandbox. Calls on one object must not overlap; different objects may be used from different threads.
-// Destroying the object kills every process in it and removes everything it left on the host.
+// Destroying the object kills every process in it and removes everything it left on the host, unless it is kept.
 class Sandbox {
  public:
   virtual ~Sandbox() = default;
   virtual const std::string& id() const = 0;
-  virtual ExecResult exec(const ExecRequest& request) = 0;  // thaws first when frozen
+  virtual ExecResult exec(const ExecRequest& request) = 0;  // thaws or resumes first
   virtual void write_file(const std::string& path, std::string_view content, int mode = 0644) = 0;  // makes parents
   virtual std::string read_file(const std::string& path, std::uint64_t limit = 1 << 20) = 0;
   virtual void freeze() = 0;
   virtual void thaw() = 0;
   virtual std::unique_ptr<Sandbox> fork_filesystem() = 0;
   virtual Times times() const = 0;
+  // With memory: only where Capabilities say so.
+  virtual void pause();       // its processes stand still on disk; nothing of it is left in memory
+  virtual void resume();      // they go on, with the clock set and fresh randomness
+  virtual void checkpoint();  // what revert("") goes back to; it goes on running
+  virtual std::vector<std::unique_ptr<Sandbox>> fork(int count);  // copies, each going on from now
+  virtual void snapshot(const std::string& name);                 // a checkpoint with a name, for Spec and revert
+  virtual void revert(const std::string& snapshot = "");          // back to a snapshot, or to the last checkpoint
+  virtual void keep();                                            // outlives this object and this program
+  virtual void remove();  // what destroying the object would do, now and for a kept one; not to be used after
 };
 
-// Creates sandboxes. Thread-safe. Destroying the runtime ends all of its sandboxes.
+// What a runtime has, for people and for lists.
+struct Listing {
+  std::string kind;  // sandbox, snapshot or template
+  std::string name;
+  std::string state;                // of a sandbox: running, paused, lost
+  std::string origin;               // its template or layer
+  std::uint64_t memory_bytes = 0;   // that the guest has
+  std::uint64_t private_bytes = 0;  // that only it holds in memory, running
+  std::int64_t created = 0;         // seconds since 1970
+};
+
+// Creates sandboxes. Thread-safe. Destroying the runtime ends all of its sandboxes but those kept.
 class Runtime {
  public:
   virtual ~Runtime() = default;
   virtual Capabilities capabilities() const = 0;
   virtual std::unique_ptr<Sandbox> create(const Spec& spec) = 0;
+  // Where sandboxes may outlive the program: those of earlier ones.
+  virtual std::unique_ptr<Sandbox> open(const std::string& id);  // kept
+  virtual std::vector<Listing> list();
+  virtual void remove_snapshot(const std::string& name);
+  virtual void build(const Spec& spec);  // prepares what create needs, so that it is quick
 };
 
 struct ContainerOptions {
@@ -95,6 +121,19 @@ struct ContainerOptions {
 
 // The container runtime. Throws Error{not_supported} naming what this host lacks.
 std::unique_ptr<Runtime> make_container_runtime(const ContainerOptions& options = {});
+
+struct MicrovmOptions {
+  std::filesystem::path directory;    // where templates, layers and the journal live; needed
+  std::string accelerator = "auto";   // kvm, tcg, or auto: kvm where processor and host have it
+  int pool = 0;                       // QEMU processes kept ready, so that create and resume need not start one
+  std::chrono::seconds patience{10};  // to wait for another program that uses the directory
+  std::function<void(const char*)>
+      at_step;  // told each step of each operation, for tests that kill there; may be empty
+};
+
+// The microVM runtime: QEMU, with memory that is paused, copied and kept. docs/sandbox.md says how. Throws
+// Error{not_supported} naming what this host lacks.
+std::unique_ptr<Runtime> make_microvm_runtime(const MicrovmOptions& options);
 
 // The hidden verb `sandbox-helper FD`: a small single-threaded process that creates containers on behalf of the
 // program, so that a large process is never forked, and that cleans up when the program dies. Returns the exit code.

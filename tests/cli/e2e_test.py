@@ -14,7 +14,7 @@ from harness import NANO, VOCAB, Case, npy_shape, safetensors_header  # noqa: E4
 K2_SPECIALS = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
                "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
                "<|tool_call_argument_begin|>", "<|tool_call_end|>"]  # fmt: skip
-VERBS = ("rl", "train", "eval", "generate", "logits", "bench")
+VERBS = ("rl", "train", "eval", "generate", "serve", "logits", "bench")
 
 
 class Help(Case):

@@ -121,6 +121,30 @@ TEST_P(BlockProduct, RowsAloneEqualRowsTogether) {
   EXPECT_EQ(std::memcmp(together.data(), alone.data(), together.size() * 4), 0);
 }
 
+// Rows that are said to be the same serve again; rows that changed without that word are taken anew.
+TEST_P(BlockProduct, InputsAreKeptOnlyWhenTheyAreTheSame) {
+  const std::int64_t rows = 6, in = 512;
+  const auto w = random_blocks(random, format, 32 * in), v = random_blocks(random, format, 32 * in);
+  const auto first = PackedMatrix::pack_blocks(format, w.data(), row_bytes(format, in), 32, in);
+  const auto second = PackedMatrix::pack_blocks(format, v.data(), row_bytes(format, in), 32, in);
+  auto x = random_rows(random, rows * in);
+  const auto product = [&](const PackedMatrix& m, Input input) {
+    std::vector<float> y(static_cast<std::size_t>(rows * 32));
+    matmul(m, x.data(), in, rows, y.data(), m.out(), Output::store, solo_team(), input);
+    return y;
+  };
+  const auto want = product(second, Input::fresh);
+  product(first, Input::fresh);
+  EXPECT_EQ(product(second, Input::same), want);
+  x = random_rows(random, rows * in);
+  const auto changed = product(second, Input::fresh);
+  EXPECT_NE(changed, want);
+  const auto narrow = PackedMatrix::pack(x.data(), 1, in);
+  x[0] = to_bf16(1000);
+  product(narrow, Input::fresh);  // another format ends what was kept, too
+  EXPECT_NE(product(second, Input::same), changed);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, BlockProduct,
                          ::testing::Combine(::testing::ValuesIn(numerics::testing::available_isas()),
                                             ::testing::ValuesIn(kBlockFormats)),

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/log.hpp"
+#include "sandbox/microvm_victim.hpp"
 #include "sandbox/sandbox.hpp"
 #include "sandbox/support.hpp"
 #include "sandbox/unprivileged.hpp"
@@ -17,6 +18,9 @@ int main(int argc, char** argv) {
   }
   if (verb == "victim") {
     return tidelock::sandbox::testing::victim_main(argc, argv);
+  }
+  if (verb == "microvm-victim") {
+    return tidelock::sandbox::testing::microvm_victim_main(argc, argv);
   }
   if (verb == "unprivileged") {
     return tidelock::sandbox::testing::unprivileged_main(argc, argv);

@@ -1,0 +1,77 @@
+#include <cstdio>
+
+#include "base/base.hpp"
+#include "cli/cli.hpp"
+#include "serve/serve.hpp"
+
+namespace tidelock::cli {
+namespace {
+
+struct Options {
+  std::string model, adapter, keys;
+  serve::ServeOptions serve;
+  double patience = 30, idle = 75;
+  int threads = 0;
+};
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+int run(Options& o) {
+  const auto model = model::load_model(o.model, false);
+  const auto tokenizer = model::Tokenizer::load(o.model);
+  std::shared_ptr<const model::Adapter> adapter;
+  if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
+  if (o.serve.model_id.empty()) o.serve.model_id = std::filesystem::weakly_canonical(o.model).filename().string();
+  o.serve.keys = o.keys;
+  o.serve.patience = milliseconds(o.patience);
+  o.serve.idle = milliseconds(o.idle);
+  o.serve.listening = [&](std::uint16_t port) {
+    fmt::print("{} at http://{}:{}/v1\n", o.serve.model_id, o.serve.host, port);
+    std::fflush(stdout);
+  };
+  Team team(resolve_threads(o.threads));
+  serve::serve(*model, tokenizer, adapter, team, o.serve);
+  return 0;
+}
+
+}  // namespace
+
+Action add_serve(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  app.add_option("model", o->model, "checkpoint folder with its tokenizer")->required();
+  app.add_option("--host", o->serve.host, "IP address to listen on")->capture_default_str();
+  app.add_option("--port", o->serve.port, "0: any free one, which is printed")->capture_default_str();
+  app.add_option("--model-id", o->serve.model_id, "what clients call the model (default: the folder's name)");
+  app.add_option("--adapter", o->adapter, "PEFT folder of an adapter");
+  app.add_option("--api-keys", o->keys, "file of keys: SHA256 NAME [LIMIT] a line; without it everybody is let in");
+  app.add_option("--reasoning-effort", o->serve.reasoning_effort, "of chats that do not say one")
+      ->check(CLI::IsMember({"none", "low", "high", "max"}))
+      ->capture_default_str();
+  app.add_option("--sequences", o->serve.sequences, "sequences that run at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--queue", o->serve.queue, "requests that may wait; more get 429")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--connections", o->serve.connections, "open at once; more get 503")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--max-body", o->serve.body_bytes, "bytes of a request's body; more get 413")
+      ->check(CLI::Range(1024, 1 << 30))
+      ->capture_default_str();
+  app.add_option("--patience", o->patience, "seconds for a header, a body, and each write to a client")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app.add_option("--idle", o->idle, "seconds that a connection may rest between requests")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
+  app.add_option("--http-threads", o->serve.http_threads, "threads for connections, beside those that compute")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  add_threads(app, o->threads);
+  return [o] { return run(*o); };
+}
+
+}  // namespace tidelock::cli

@@ -1,0 +1,29 @@
+// The agent: process 1 of a guest. A static program without exceptions, part of a template's memory image.
+//
+//   boot() modules, root, devices -> serve() one poll loop: frames from the program, output of processes, their ends
+//
+// It runs commands as user `agent` (uid 1000, home /root) and files as root: inside, nothing protects the guest from
+// itself; what protects the host is the virtual machine. Process 1 cannot be killed from inside, and the kernel's
+// out-of-memory killer spares it.
+#pragma once
+
+#include <sys/types.h>
+
+#include "sandbox/vm/frame.hpp"
+
+namespace tidelock::sandbox::agent {
+
+constexpr uid_t kUser = 1000;
+
+// Says why on the console and ends the guest.
+[[noreturn]] void die(const char* step, const char* what);
+
+void boot();
+int open_port();  // non-blocking
+
+// In a child whose descriptors 0, 1 and 2 are set up: becomes the command, or does the file operation.
+[[noreturn]] void run_child(const vm::GuestRequest& request);
+
+[[noreturn]] void serve(int port);
+
+}  // namespace tidelock::sandbox::agent

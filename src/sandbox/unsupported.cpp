@@ -1,0 +1,50 @@
+// What a runtime does not do unless it says otherwise.
+
+#include "base/error.hpp"
+#include "sandbox/sandbox.hpp"
+
+namespace tidelock::sandbox {
+namespace {
+
+[[noreturn]] void refuse(const char* what) {
+  throw Error(ErrorCode::not_supported, fmt::format("this sandbox runtime cannot {}", what), "use the microVM runtime");
+}
+
+}  // namespace
+
+void Sandbox::pause() {
+  refuse("pause a sandbox");
+}
+void Sandbox::resume() {
+  refuse("resume a sandbox");
+}
+void Sandbox::checkpoint() {
+  refuse("checkpoint a sandbox");
+}
+std::vector<std::unique_ptr<Sandbox>> Sandbox::fork(int /*count*/) {
+  refuse("copy running processes");
+}
+void Sandbox::snapshot(const std::string& /*name*/) {
+  refuse("keep snapshots");
+}
+void Sandbox::revert(const std::string& /*snapshot*/) {
+  refuse("go back to a snapshot");
+}
+void Sandbox::keep() {
+  refuse("keep a sandbox beyond the program");
+}
+void Sandbox::remove() {
+  refuse("remove a sandbox before its object goes");
+}
+std::unique_ptr<Sandbox> Runtime::open(const std::string& /*id*/) {
+  refuse("open sandboxes of another program");
+}
+std::vector<Listing> Runtime::list() {
+  refuse("list sandboxes");
+}
+void Runtime::remove_snapshot(const std::string& /*name*/) {
+  refuse("keep snapshots");
+}
+void Runtime::build(const Spec& /*spec*/) {}
+
+}  // namespace tidelock::sandbox

@@ -1,0 +1,220 @@
+// The wire between the program and the agent in a guest: frames on one byte stream that may be cut anywhere.
+//
+// A snapshot is taken, a program killed, a VM copied: at any byte the other side may be replaced by one that knows
+// nothing of what was under way. So frames find themselves again: each is stuffed so that it holds no zero byte
+// (consistent overhead byte stuffing) and ends with one; what is cut, joined or damaged fails its checksum and is
+// thrown away. Inside: crc32 of the rest (u32), type (u8), stream (u32), payload; numbers are little-endian.
+//
+// Shared with the agent, which is built without exceptions: nothing here throws.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace tidelock::sandbox::vm {
+
+constexpr std::size_t kMaxPayload = 32U << 10;   // of one frame
+constexpr std::size_t kMaxRequest = 4U << 20;    // of a request that comes in several frames
+constexpr std::size_t kInputWindow = 64U << 10;  // bytes of standard input under way and not yet acknowledged
+
+enum class FrameType : std::uint8_t {
+  // program -> agent
+  hello = 1,    // 16 random bytes; what came before on this connection is void, all streams are forgotten
+  request,      // a part of a GuestRequest
+  request_end,  // its last part: it starts
+  input,        // bytes of standard input
+  input_end,
+  kill,   // ends the stream's processes; `exited` follows
+  clock,  // u64 nanoseconds since 1970 and up to 64 random bytes: a copy must not repeat its original
+  // agent -> program
+  welcome,    // the 16 bytes of hello
+  output,     // bytes of standard output
+  error,      // bytes of standard error
+  input_ack,  // u32: bytes of input taken
+  exited,     // i32 exit code, i32 signal
+  failed,     // text: why a request could not start
+  clock_set,
+};
+
+struct Frame {
+  FrameType type{};
+  std::uint32_t stream = 0;
+  std::string payload;
+};
+
+inline void put_u32(std::string& out, std::uint32_t value) {
+  for (int i = 0; i < 4; ++i) {
+    out.push_back(static_cast<char>(value >> (8 * i)));
+  }
+}
+inline void put_u64(std::string& out, std::uint64_t value) {
+  put_u32(out, static_cast<std::uint32_t>(value));
+  put_u32(out, static_cast<std::uint32_t>(value >> 32));
+}
+inline std::uint32_t get_u32(std::string_view bytes, std::size_t at) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    value |= std::uint32_t{static_cast<unsigned char>(bytes[at + i])} << (8 * i);
+  }
+  return value;
+}
+inline std::uint64_t get_u64(std::string_view bytes, std::size_t at) {
+  return get_u32(bytes, at) | std::uint64_t{get_u32(bytes, at + 4)} << 32;
+}
+
+constexpr std::array<std::uint32_t, 256> make_crc_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) {
+      value = (value & 1) != 0 ? 0xEDB88320U ^ (value >> 1) : value >> 1;
+    }
+    table[i] = value;
+  }
+  return table;
+}
+
+inline std::uint32_t frame_crc(std::string_view bytes) {
+  static constexpr std::array<std::uint32_t, 256> kTable = make_crc_table();
+  std::uint32_t crc = ~0U;
+  for (const char c : bytes) {
+    crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 255U] ^ (crc >> 8);
+  }
+  return ~crc;
+}
+
+// Appends the stuffed form of `bytes` and the closing zero.
+inline void stuff(std::string_view bytes, std::string& out) {
+  constexpr std::size_t kRun = 254;
+  while (true) {
+    const std::size_t zero = std::min(bytes.find('\0'), bytes.size());
+    const std::size_t run = std::min(zero, kRun);
+    out.push_back(static_cast<char>(run + 1));
+    out.append(bytes.substr(0, run));
+    if (run == bytes.size()) {
+      break;
+    }
+    bytes.remove_prefix(run == kRun ? run : run + 1);
+  }
+  out.push_back('\0');
+}
+
+// The reverse, without the closing zero; false for what no stuffing makes.
+inline bool unstuff(std::string_view bytes, std::string& out) {
+  out.clear();
+  while (!bytes.empty()) {
+    const std::size_t run = static_cast<unsigned char>(bytes[0]) - std::size_t{1};
+    if (bytes[0] == 0 || bytes.size() < run + 1) {
+      return false;
+    }
+    out.append(bytes.substr(1, run));
+    bytes.remove_prefix(run + 1);
+    if (run != 254 && !bytes.empty()) {
+      out.push_back('\0');
+    }
+  }
+  return true;
+}
+
+// `payload` of at most kMaxPayload bytes.
+inline void append_frame(std::string& out, FrameType type, std::uint32_t stream, std::string_view payload = {}) {
+  std::string body;
+  body.push_back(static_cast<char>(type));
+  put_u32(body, stream);
+  body.append(payload);
+  std::string whole;
+  put_u32(whole, frame_crc(body));
+  stuff(whole.append(body), out);
+}
+
+// Takes bytes as they come, gives frames. Memory is bounded by the largest frame, whatever comes.
+class FrameReader {
+ public:
+  void feed(std::string_view bytes) { buffer_.append(bytes); }
+  void forget() { buffer_.clear(), at_ = 0, skipping_ = false; }
+  // The next whole frame; false when more bytes are needed. Damaged frames are passed over.
+  bool next(Frame& frame) {
+    while (true) {
+      const std::size_t end = buffer_.find('\0', at_);
+      if (end == std::string::npos) {
+        buffer_.erase(0, at_);
+        at_ = 0;
+        if (buffer_.size() > kMaxStuffed) {
+          buffer_.clear();
+          skipping_ = true;
+        }
+        return false;
+      }
+      const std::string_view stuffed = std::string_view(buffer_).substr(at_, end - at_);
+      at_ = end + 1;
+      if (!skipping_ && stuffed.size() <= kMaxStuffed && unstuff(stuffed, plain_) && plain_.size() >= kHeader &&
+          plain_.size() <= kHeader + kMaxPayload &&
+          get_u32(plain_, 0) == frame_crc(std::string_view(plain_).substr(4))) {
+        frame.type = static_cast<FrameType>(plain_[4]);
+        frame.stream = get_u32(plain_, 5);
+        frame.payload.assign(plain_, kHeader);
+        return true;
+      }
+      skipping_ = false;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kHeader = 9;
+  static constexpr std::size_t kMaxStuffed = (kHeader + kMaxPayload) + (kHeader + kMaxPayload) / 254 + 2;
+  std::string buffer_, plain_;
+  std::size_t at_ = 0;
+  bool skipping_ = false;
+};
+
+enum class GuestKind : std::uint8_t { command = 0, write_file = 1, read_file = 2 };
+
+// What the agent is asked to start. A file is written from standard input and read to standard output; exit codes are
+// those of FileExit.
+struct GuestRequest {
+  GuestKind kind = GuestKind::command;
+  std::uint32_t mode = 0;       // write_file
+  std::uint32_t processes = 0;  // command: the most its user may have
+  std::uint64_t limit = 0;      // read_file: bytes
+  std::string path;             // command: its directory; files: the file
+  std::string arguments;        // each followed by a zero byte
+  std::string environment;      // NAME=value, each followed by a zero byte
+};
+
+inline std::string encode_request(const GuestRequest& request) {
+  std::string out;
+  out.push_back(static_cast<char>(request.kind));
+  put_u32(out, request.mode);
+  put_u32(out, request.processes);
+  put_u64(out, request.limit);
+  for (const std::string* text : {&request.path, &request.arguments, &request.environment}) {
+    put_u32(out, static_cast<std::uint32_t>(text->size()));
+    out.append(*text);
+  }
+  return out;
+}
+
+inline bool decode_request(std::string_view bytes, GuestRequest& request) {
+  if (bytes.size() < 17 || bytes[0] < 0 || bytes[0] > 2) {
+    return false;
+  }
+  request.kind = static_cast<GuestKind>(bytes[0]);
+  request.mode = get_u32(bytes, 1);
+  request.processes = get_u32(bytes, 5);
+  request.limit = get_u64(bytes, 9);
+  bytes.remove_prefix(17);
+  for (std::string* text : {&request.path, &request.arguments, &request.environment}) {
+    if (bytes.size() < 4 || bytes.size() - 4 < get_u32(bytes, 0)) {
+      return false;
+    }
+    const std::size_t length = get_u32(bytes, 0);
+    text->assign(bytes.substr(4, length));
+    bytes.remove_prefix(4 + length);
+  }
+  return bytes.empty();
+}
+
+}  // namespace tidelock::sandbox::vm

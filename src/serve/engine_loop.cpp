@@ -1,0 +1,183 @@
+#include "serve/engine_loop.hpp"
+
+#include <algorithm>
+
+#include "base/base.hpp"
+
+namespace tidelock::serve {
+
+Generation::Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices,
+                       std::function<void()> wake)
+    : prompt_(std::move(prompt)), params_(std::move(choices)), wake_(std::move(wake)) {}
+
+std::vector<SampledToken> Generation::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(tokens_, {});
+}
+
+std::string Generation::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+EngineLoop::EngineLoop(const model::Model& model, Team& team, std::shared_ptr<const model::Adapter> adapter,
+                       const EngineLoopOptions& options)
+    : adapter_(std::move(adapter)), options_(options), engine_(model, team), thread_([this] { run(); }) {}
+
+EngineLoop::~EngineLoop() {
+  stop();
+}
+
+void EngineLoop::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    waiting_.clear();
+    cancels_.clear();
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+  running_.clear();
+}
+
+void EngineLoop::submit(const std::shared_ptr<Generation>& generation) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    if (waiting_.size() >= options_.waiting)
+      throw Error(ErrorCode::exhausted, fmt::format("{} requests wait already", waiting_.size()), "try again later");
+    waiting_.push_back(generation);
+  }
+  changed_.notify_one();
+}
+
+void EngineLoop::cancel(const std::shared_ptr<Generation>& generation) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    if (std::erase(waiting_, generation) > 0) {
+      ++counters_.cancelled;
+      return;
+    }
+    cancels_.push_back({generation, std::nullopt});
+  }
+  changed_.notify_one();
+}
+
+void EngineLoop::cancel(const std::shared_ptr<Generation>& generation, std::size_t choice) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    cancels_.push_back({generation, choice});
+  }
+  changed_.notify_one();
+}
+
+EngineLoopCounters EngineLoop::counters() const {
+  const std::lock_guard lock(mutex_);
+  EngineLoopCounters now = counters_;
+  now.waiting = static_cast<std::int64_t>(waiting_.size());
+  return now;
+}
+
+void EngineLoop::run() {
+  set_flush_to_zero();
+  while (true) {
+    std::vector<Cancel> cancels;
+    {
+      std::unique_lock lock(mutex_);
+      counters_.running = static_cast<std::int64_t>(running_.size());
+      counters_.state_bytes = static_cast<std::int64_t>(engine_.state_bytes());
+      counters_.steps = engine_.counters().steps;
+      changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || !waiting_.empty() || !running_.empty(); });
+      if (stop_) return;
+      cancels = std::exchange(cancels_, {});
+    }
+    apply_cancels(std::move(cancels));
+    admit();
+    try {
+      deliver(engine_.step());
+    } catch (const std::exception& error) {
+      // Which sequence the step failed on is not known: none of them may go on with half a step in its state.
+      spdlog::error("a step of the engine failed: {}", error.what());
+      fail_all(error.what());
+    }
+  }
+}
+
+// In order: a request that does not fit yet keeps those behind it waiting, so that none starves.
+void EngineLoop::admit() {
+  while (true) {
+    std::shared_ptr<Generation> next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return;
+      const std::size_t choices = waiting_.front()->params_.size();
+      if (!running_.empty() && running_.size() + choices > options_.running) return;
+      next = std::move(waiting_.front());
+      waiting_.pop_front();
+      counters_.prompt_tokens += static_cast<std::int64_t>(next->prompt_.size());
+    }
+    try {
+      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_);
+      for (std::size_t i = 0; i < next->ids_.size(); ++i) running_[next->ids_[i]] = {next, i};
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(next->mutex_);
+      next->failure_ = error.what();
+      next->wake_();
+    }
+  }
+}
+
+void EngineLoop::drop(engine::SequenceId id) {
+  if (running_.erase(id) > 0) engine_.remove(id);
+}
+
+void EngineLoop::apply_cancels(std::vector<Cancel> cancels) {
+  for (const Cancel& cancel : cancels) {
+    bool any = false;
+    for (std::size_t i = 0; i < cancel.generation->ids_.size(); ++i) {
+      if (cancel.choice && *cancel.choice != i) continue;
+      any = any || running_.contains(cancel.generation->ids_[i]);
+      drop(cancel.generation->ids_[i]);
+    }
+    const std::lock_guard lock(mutex_);
+    if (any && !cancel.choice) ++counters_.cancelled;
+  }
+}
+
+void EngineLoop::deliver(const std::vector<engine::Event>& events) {
+  {
+    const std::lock_guard lock(mutex_);
+    counters_.sampled_tokens += static_cast<std::int64_t>(events.size());
+  }
+  for (const engine::Event& event : events) {
+    const auto found = running_.find(event.sequence);
+    if (found == running_.end()) continue;
+    const Place place = found->second;
+    {
+      const std::lock_guard lock(place.generation->mutex_);
+      place.generation->tokens_.push_back({place.choice, event.token, event.logprob, event.top, event.status});
+    }
+    if (event.status == engine::Status::stopped || event.status == engine::Status::length) drop(event.sequence);
+    place.generation->wake_();
+  }
+}
+
+void EngineLoop::fail_all(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++counters_.failed_steps;
+  }
+  while (!running_.empty()) {
+    const auto generation = running_.begin()->second.generation;
+    for (const engine::SequenceId id : generation->ids_) drop(id);
+    {
+      const std::lock_guard lock(generation->mutex_);
+      generation->failure_ = why;
+    }
+    generation->wake_();
+  }
+}
+
+}  // namespace tidelock::serve

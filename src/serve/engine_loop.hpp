@@ -1,0 +1,112 @@
+// The thread that owns the engine. Requests go in through submit(), sampled tokens come out through each request's
+// Generation; nothing else crosses. Private to serve/.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.hpp"
+
+namespace tidelock::serve {
+
+struct SampledToken {
+  std::size_t choice;  // which of the request's sequences
+  std::int32_t token;
+  float logprob;
+  std::vector<engine::TokenLogprob> top;
+  engine::Status status;  // after it
+};
+
+// One request under way, between the engine's thread and the one that answers the client.
+class Generation {
+ public:
+  // `wake` is called on the engine's thread whenever there is something to take; it must not block.
+  Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices, std::function<void()> wake);
+
+  // What came since the last call, in order.
+  std::vector<SampledToken> take();
+  // Empty, or why the engine gave this request up; nothing follows then.
+  std::string failure() const;
+
+ private:
+  friend class EngineLoop;
+  const std::vector<std::int32_t> prompt_;
+  const std::vector<engine::SamplingParams> params_;
+  const std::function<void()> wake_;
+  std::vector<engine::SequenceId> ids_;  // of the engine's thread
+  mutable std::mutex mutex_;
+  std::vector<SampledToken> tokens_;
+  std::string failure_;
+};
+
+struct EngineLoopOptions {
+  std::size_t running = 64;   // sequences that run at once
+  std::size_t waiting = 256;  // requests that wait for their turn, in the order in which they came
+};
+
+// What the loop counts; read by any thread.
+struct EngineLoopCounters {
+  std::int64_t running = 0, waiting = 0;  // sequences, requests; now
+  std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0;
+  std::int64_t state_bytes = 0;
+};
+
+class EngineLoop {
+ public:
+  // The model and the team must outlive the loop; the team is the loop's alone.
+  EngineLoop(const model::Model& model, Team& team, std::shared_ptr<const model::Adapter> adapter,
+             const EngineLoopOptions& options);
+  ~EngineLoop();  // stops
+  // Ends the thread between two steps and lets go of every request; what is submitted or cancelled later is ignored.
+  void stop();
+
+  // Takes the request into the queue. Throws Error{exhausted} when the queue is full.
+  void submit(const std::shared_ptr<Generation>& generation);
+  // Frees the request's sequences, at the latest when the step under way ends. Unknown ones, and those that ended, are
+  // ignored.
+  void cancel(const std::shared_ptr<Generation>& generation);
+  // Frees one choice's sequence in the same way; the others go on.
+  void cancel(const std::shared_ptr<Generation>& generation, std::size_t choice);
+
+  EngineLoopCounters counters() const;
+
+ private:
+  struct Cancel {
+    std::shared_ptr<Generation> generation;
+    std::optional<std::size_t> choice;
+  };
+  void run();
+  void admit();
+  void apply_cancels(std::vector<Cancel> cancels);
+  void drop(engine::SequenceId id);
+  void deliver(const std::vector<engine::Event>& events);
+  void fail_all(const std::string& why);
+
+  const std::shared_ptr<const model::Adapter> adapter_;
+  const EngineLoopOptions options_;
+  engine::Engine engine_;
+  struct Place {
+    std::shared_ptr<Generation> generation;
+    std::size_t choice;
+  };
+  std::map<engine::SequenceId, Place> running_;  // of the engine's thread
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Generation>> waiting_;
+  std::vector<Cancel> cancels_;
+  bool stop_ = false;
+  EngineLoopCounters counters_;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace tidelock::serve

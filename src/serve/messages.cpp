@@ -1,0 +1,154 @@
+#include "serve/messages.hpp"
+
+#include <algorithm>
+
+namespace tidelock::serve {
+namespace {
+
+// A string, or parts of type "text", which are joined.
+std::string read_content(Fields& fields, bool required) {
+  const Json* content = required ? &fields.require("content") : fields.find("content");
+  if (content == nullptr) return "";
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) fields.refuse("content", "a string or a list of text parts", *content);
+  std::string text;
+  for (std::size_t i = 0; i < content->size(); ++i) {
+    Fields part((*content)[i], fmt::format("{}[{}]", fields.path_of("content"), i));
+    if (part.require_text("type") != "text")
+      part.refuse("type", "\"text\": this server reads text only", part.require("type"));
+    text += part.require_text("text");
+    part.finish();
+  }
+  return text;
+}
+
+std::vector<model::ToolCall> read_calls(Fields& fields) {
+  std::vector<model::ToolCall> calls;
+  const Json* list = fields.find("tool_calls");
+  if (list == nullptr) return calls;
+  if (!list->is_array()) fields.refuse("tool_calls", "a list", *list);
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    Fields call((*list)[i], fmt::format("{}[{}]", fields.path_of("tool_calls"), i));
+    call.only("type", "function", "there is no other kind of call");
+    call.integer("index", 0, INT64_MAX);  // of streamed calls that a client sends back; the place says it
+    Fields function(call.require("function"), call.path_of("function"));
+    calls.push_back({call.require_text("id"), function.require_text("name"), function.require_text("arguments")});
+    if (calls.back().name.empty()) function.refuse("name", "a name", "");
+    function.finish();
+    call.finish();
+  }
+  return calls;
+}
+
+model::Message read_message(const Json& value, const std::string& path) {
+  Fields fields(value, path);
+  model::Message message;
+  const auto role = fields.choice("role", {"system", "developer", "user", "assistant", "tool"});
+  if (!role) fields.require("role");
+  message.role = *role == "developer" ? "system" : *role;
+  message.name = fields.text("name").value_or("");
+  if (message.role == "assistant") {
+    message.tool_calls = read_calls(fields);
+    message.content = read_content(fields, message.tool_calls.empty());
+    message.reasoning = fields.text("reasoning_content").value_or("");
+  } else {
+    message.content = read_content(fields, true);
+  }
+  if (message.role == "tool") message.tool_call_id = fields.require_text("tool_call_id");
+  fields.finish();
+  return message;
+}
+
+struct Tools {
+  std::vector<model::ToolSpec> specs;
+  std::vector<std::string> names;
+};
+
+Tools read_tools(Fields& fields, std::string_view body) {
+  Tools tools;
+  const Json* list = fields.find("tools");
+  if (list == nullptr) return tools;
+  if (!list->is_array()) fields.refuse("tools", "a list", *list);
+  // The sorted copy is for the checks, this one for the prompt.
+  const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(body).at("tools");
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    Fields tool((*list)[i], fmt::format("tools[{}]", i));
+    if (tool.require_text("type") != "function") tool.refuse("type", "\"function\"", tool.require("type"));
+    Fields function(tool.require("function"), tool.path_of("function"));
+    const std::string name = function.require_text("name");
+    if (name.empty()) function.refuse("name", "a name", "");
+    function.text("description");
+    if (const Json* parameters = function.find("parameters"); parameters != nullptr && !parameters->is_object())
+      function.refuse("parameters", "a JSON Schema object", *parameters);
+    function.only("strict", false, "calls are not held to the schema");
+    function.finish();
+    tool.finish();
+    if (std::find(tools.names.begin(), tools.names.end(), name) != tools.names.end())
+      function.refuse("name", "a name that no tool before it has", name);
+    tools.names.push_back(name);
+    tools.specs.push_back({ordered[i].dump()});
+  }
+  return tools;
+}
+
+// "auto", "none", "required", or one function: then the model is told of that one alone, and that it must call.
+void read_tool_choice(Fields& fields, Tools& tools, model::ChatOptions& options, const RequestContext& context) {
+  const Json* choice = fields.find("tool_choice");
+  if (choice == nullptr) return;
+  if (choice->is_object()) {
+    Fields chosen(*choice, "tool_choice");
+    if (chosen.require_text("type") != "function") chosen.refuse("type", "\"function\"", chosen.require("type"));
+    Fields function(chosen.require("function"), "tool_choice.function");
+    const std::string name = function.require_text("name");
+    function.finish();
+    chosen.finish();
+    const auto found = std::find(tools.names.begin(), tools.names.end(), name);
+    if (found == tools.names.end()) function.refuse("name", "the name of one of the tools", name);
+    tools.specs = {tools.specs[static_cast<std::size_t>(found - tools.names.begin())]};
+    options.tool_choice = "required";
+  } else {
+    options.tool_choice = *fields.choice("tool_choice", {"auto", "none", "required"});
+  }
+  if (options.tool_choice != "required") return;
+  if (tools.specs.empty())
+    throw ApiError(400, "invalid_value", "tool_choice asks for a call, and there are no tools", "tool_choice");
+  if (model::chat_protocol(context.tokenizer) == model::ChatProtocol::k2)
+    throw ApiError(400, "unsupported_value",
+                   fmt::format("tool_choice is {}: the chat protocol of this model has no words for it; \"auto\" and "
+                               "\"none\" are accepted",
+                               shown(*choice)),
+                   "tool_choice");
+}
+
+void read_effort(Fields& fields, model::ChatOptions& options, const RequestContext& context) {
+  const bool k3 = model::chat_protocol(context.tokenizer) == model::ChatProtocol::k3;
+  std::vector<std::string> efforts{"none"};
+  if (k3) efforts.insert(efforts.end(), {"low", "high", "max"});
+  if (!k3 && model::can_think(context.tokenizer)) efforts.emplace_back("max");
+  const std::string effort = fields.choice("reasoning_effort", efforts).value_or(context.reasoning_effort);
+  options.thinking = effort != "none";
+  options.thinking_effort = options.thinking ? effort : "";
+}
+
+}  // namespace
+
+ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const RequestContext& context) {
+  ChatPrompt prompt;
+  const Json& list = fields.require("messages");
+  if (!list.is_array() || list.empty()) fields.refuse("messages", "a list of one message or more", list);
+  for (std::size_t i = 0; i < list.size(); ++i)
+    prompt.messages.push_back(read_message(list[i], fmt::format("messages[{}]", i)));
+  Tools tools = read_tools(fields, body);
+  read_tool_choice(fields, tools, prompt.options, context);
+  read_effort(fields, prompt.options, context);
+  fields.only("parallel_tool_calls", true, "the model decides how many calls it makes");
+  if (const Json* format = fields.find("response_format"); format != nullptr) {
+    Fields inner(*format, "response_format");
+    inner.only("type", "text", "answers are not held to a format");
+    inner.finish();
+  }
+  prompt.tools = std::move(tools.specs);
+  return prompt;
+}
+
+}  // namespace tidelock::serve

@@ -1,0 +1,23 @@
+// Messages and tools of a chat request. Private to serve/. Include from .cpp files only, as model/json.hpp.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "serve/fields.hpp"
+#include "serve/request.hpp"
+
+namespace tidelock::serve {
+
+// What a chat's prompt is made of.
+struct ChatPrompt {
+  std::vector<model::Message> messages;
+  std::vector<model::ToolSpec> tools;
+  model::ChatOptions options;
+};
+
+// Reads messages, tools, tool_choice, reasoning_effort and response_format. `body` is the text of `fields`: tools keep
+// their keys' order.
+ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const RequestContext& context);
+
+}  // namespace tidelock::serve

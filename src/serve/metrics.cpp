@@ -1,0 +1,71 @@
+#include "serve/metrics.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tidelock::serve {
+
+void ServerMetrics::count_response(const std::string& path, int status) {
+  const std::lock_guard lock(mutex_);
+  ++responses_[{path, status}];
+}
+
+void ServerMetrics::connections(int change) {
+  const std::lock_guard lock(mutex_);
+  connections_ += change;
+}
+
+void ServerMetrics::count_refused_connection() {
+  const std::lock_guard lock(mutex_);
+  ++refused_connections_;
+}
+
+int ServerMetrics::open_connections() const {
+  const std::lock_guard lock(mutex_);
+  return connections_;
+}
+
+void ServerMetrics::observe(Histogram& histogram, double seconds) {
+  const auto bucket = std::lower_bound(kBounds.begin(), kBounds.end(), seconds) - kBounds.begin();
+  const std::lock_guard lock(mutex_);
+  ++histogram.counts[static_cast<std::size_t>(bucket)];
+  histogram.sum += seconds;
+}
+
+void ServerMetrics::write(std::string& out, const char* name, const char* help, const Histogram& histogram) {
+  out += fmt::format("# HELP {0} {1}\n# TYPE {0} histogram\n", name, help);
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < histogram.counts.size(); ++i) {
+    total += histogram.counts[i];
+    out += fmt::format("{}_bucket{{le=\"{}\"}} {}\n", name, i < kBounds.size() ? fmt::format("{}", kBounds[i]) : "+Inf",
+                       total);
+  }
+  out += fmt::format("{0}_sum {1}\n{0}_count {2}\n", name, histogram.sum, total);
+}
+
+std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
+  const std::lock_guard lock(mutex_);
+  std::string out;
+  const auto one = [&](const char* name, const char* kind, const char* help, std::int64_t value) {
+    out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0} {3}\n", name, help, kind, value);
+  };
+  one("tidelock_sequences_running", "gauge", "Sequences that the engine decodes or prefills now.", engine.running);
+  one("tidelock_requests_waiting", "gauge", "Requests that wait for their turn.", engine.waiting);
+  one("tidelock_state_bytes", "gauge", "Memory of the sequences' state.", engine.state_bytes);
+  one("tidelock_connections", "gauge", "Open connections.", connections_);
+  one("tidelock_prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", engine.prompt_tokens);
+  one("tidelock_generated_tokens_total", "counter", "Sampled tokens.", engine.sampled_tokens);
+  one("tidelock_engine_steps_total", "counter", "Batches that the engine ran.", engine.steps);
+  one("tidelock_engine_failed_steps_total", "counter", "Batches that failed.", engine.failed_steps);
+  one("tidelock_requests_cancelled_total", "counter", "Requests whose client went away.", engine.cancelled);
+  one("tidelock_connections_refused_total", "counter", "Connections beyond the limit.", refused_connections_);
+  out += "# HELP tidelock_responses_total Responses by path and status.\n# TYPE tidelock_responses_total counter\n";
+  for (const auto& [key, count] : responses_)
+    out += fmt::format("tidelock_responses_total{{path=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
+  write(out, "tidelock_time_to_first_token_seconds", "From a request's arrival to its first token.", first_token_);
+  write(out, "tidelock_request_seconds", "From a request's arrival to the end of its answer.", request_);
+  return out;
+}
+
+}  // namespace tidelock::serve
