@@ -151,7 +151,8 @@ void measure_peer(const vm::Template& from, const std::filesystem::path& folder,
   const std::unique_ptr<vm::Machine> machine = vm::Machine::launch(plan);
   try {
     vm::create_overlay(folder / "disk", from.shape.disk_bytes);
-    machine->add_disks({from.disk(), {"peer", folder / "disk"}}, true);
+    machine->prepare(from.disk());
+    machine->add_disks(from.disk().node, {{"peer", folder / "disk"}});
     machine->attach("peer");
     machine->load_devices(from.devices());
     machine->go_on();

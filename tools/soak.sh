@@ -5,6 +5,7 @@
 #   tools/soak.sh fuzz 60         each fuzz target for 60 minutes; a finding is kept in build/soak/TARGET
 #   tools/soak.sh resume 30       a run killed at random moments and resumed, again and again: equal bytes, nothing left
 #   tools/soak.sh sandbox 30      the sandbox tests over and over, in random order
+#   tools/soak.sh microvm 30     the microVM tests with every step of every operation killed and long chains, over and over
 #   tools/soak.sh asan 30         all tests of the sanitizer build over and over, with other random cases each time
 # Fails at the first fault and says how to see it again.
 set -euo pipefail
@@ -78,6 +79,18 @@ soak_sandbox() {
   done
 }
 
+soak_microvm() {
+  tools/build.sh release test_sandbox
+  start
+  while within; do
+    local seed=$((RANDOM % 99999 + 1))
+    TIDELOCK_SOAK=1 build/release/test_sandbox --gtest_filter='Microvm*:Vm*' --gtest_brief=1 --gtest_shuffle \
+      --gtest_random_seed="$seed" >"$scratch/log" 2>&1 ||
+      { tail -n 60 "$scratch/log"; echo "again: TIDELOCK_SOAK=1 build/release/test_sandbox --gtest_filter='Microvm*:Vm*' --gtest_shuffle --gtest_random_seed=$seed"; exit 1; }
+    if pgrep -f "guest=tidelock-" >/dev/null; then pgrep -fa "guest=tidelock-" | cut -c 1-100; echo "these machines are left"; exit 1; fi
+  done
+}
+
 soak_asan() {
   tools/build.sh asan
   start
@@ -92,8 +105,8 @@ soak_asan() {
 }
 
 case "$part" in
-  all) for one in fuzz resume sandbox asan; do echo "== $one"; "soak_$one"; done ;;
-  fuzz | resume | sandbox | asan) "soak_$part" ;;
-  *) echo "soak: expected fuzz, resume, sandbox, asan or all, not $part" >&2; exit 2 ;;
+  all) for one in fuzz resume sandbox microvm asan; do echo "== $one"; "soak_$one"; done ;;
+  fuzz | resume | sandbox | microvm | asan) "soak_$part" ;;
+  *) echo "soak: expected fuzz, resume, sandbox, microvm, asan or all, not $part" >&2; exit 2 ;;
 esac
 echo "soak: nothing found"

@@ -70,7 +70,9 @@ Schema rl_schema() {
       .range(16, 1 << 20)
       .fallback(2048);
   s.integer("rollout.concurrent", "trajectories, and so sandboxes, at once").range(1, 4096).fallback(128);
-  s.text("sandbox.runtime", "what sandboxes are made of").choices({"container"}).fallback("container");
+  s.text("sandbox.runtime", "what sandboxes are made of").choices({"container", "microvm"}).fallback("container");
+  s.text("sandbox.directory", "microvm: state directory; empty: one of this user's under the temporary folder")
+      .fallback("");
   s.flag("sandbox.freeze", "freeze sandboxes while the model decodes").fallback(true);
   s.integer("sandbox.hands", "threads that wait for sandboxes").range(1, 256).fallback(4);
   s.integer("eval.tasks", "held-out episodes").range(1, 1e6).fallback(64);

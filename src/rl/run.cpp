@@ -1,5 +1,7 @@
 #include "rl/run.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -79,6 +81,15 @@ std::unique_ptr<FolderLock> take_folder(const RunOptions& options) {
   return lock;
 }
 
+std::unique_ptr<sandbox::Runtime> make_runtime(const Settings& s) {
+  if (s.text("sandbox.runtime") == "container") return sandbox::make_container_runtime();
+  sandbox::MicrovmOptions options;
+  options.directory = s.text("sandbox.directory");
+  if (options.directory.empty())
+    options.directory = fs::temp_directory_path() / fmt::format("tidelock-microvm-{}", ::getuid());
+  return sandbox::make_microvm_runtime(options);
+}
+
 // Everything that lives through a run.
 class Run {
  public:
@@ -90,7 +101,7 @@ class Run {
         model_(model::load_model(s_.text("model.path"), true)),
         tokenizer_(model::Tokenizer::load(s_.text("model.path"))),
         tasks_(rl_tasks(s_)),
-        runtime_(sandbox::make_container_runtime()),
+        runtime_(make_runtime(s_)),
         rollout_(*model_, tokenizer_, *runtime_, team_, rollout_options(s_)),
         learner_(*model_, team_, s_),
         seed_(static_cast<std::uint64_t>(s_.integer("rl.seed"))) {}
@@ -363,7 +374,7 @@ EvaluationResult run_evaluation(const Settings& s, const fs::path& adapter_folde
   const TaskMixture tasks = rl_tasks(s);
   std::shared_ptr<const model::Adapter> adapter;
   if (!adapter_folder.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, adapter_folder));
-  const auto runtime = sandbox::make_container_runtime();
+  const auto runtime = make_runtime(s);
   Rollout rollout(*model, tokenizer, *runtime, team, rollout_options(s));
   return evaluate(rollout, tasks, s, adapter, 0, nullptr);
 }

@@ -83,40 +83,38 @@ bool Channel::receive(Frame& frame, Clock::time_point deadline) {
   return true;
 }
 
-void Channel::open(const std::string& socket_path, std::chrono::milliseconds patience) {
+// Says hello and `more` in one breath; done when the answer to hello and then a frame of type `last` has come.
+void Channel::greet(const std::string& socket_path, std::string more, FrameType last,
+                    std::chrono::milliseconds patience) {
   const Clock::time_point deadline = Clock::now() + patience;
   socket_ = connect_socket(socket_path);
   reader_.forget();
   const std::string nonce = random_bytes(16);
   std::string hello(1, '\0');  // ends what an earlier connection left half sent
   append_frame(hello, FrameType::hello, 0, nonce);
-  send(hello);
+  send(hello += more);
   Frame frame;
-  do {
+  for (bool welcome = false; !welcome || frame.type != last;) {
     if (!receive(frame, deadline)) {
       close();
       fail(ErrorCode::io, "the guest's agent does not answer within {} ms", patience.count());
     }
-  } while (frame.type != FrameType::welcome || frame.payload != nonce);
+    welcome = welcome || (frame.type == FrameType::welcome && frame.payload == nonce);
+  }
 }
 
-void Channel::set_clock(std::chrono::milliseconds patience) {
+void Channel::open(const std::string& socket_path, std::chrono::milliseconds patience) {
+  greet(socket_path, {}, FrameType::welcome, patience);
+}
+
+void Channel::wake(const std::string& socket_path, std::chrono::milliseconds patience) {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   std::string body, message;
   put_u64(body, static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec));
   body += random_bytes(64);
   append_frame(message, FrameType::clock, 0, body);
-  send(message);
-  Frame frame;
-  const Clock::time_point deadline = Clock::now() + patience;
-  while (receive(frame, deadline)) {
-    if (frame.type == FrameType::clock_set) {
-      return;
-    }
-  }
-  close();
-  fail(ErrorCode::io, "the guest's agent did not set its clock within {} ms", patience.count());
+  greet(socket_path, std::move(message), FrameType::clock_set, patience);
 }
 
 void Channel::send_request(std::uint32_t stream, const std::string& body) {

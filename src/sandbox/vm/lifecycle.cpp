@@ -24,6 +24,7 @@ constexpr std::chrono::seconds kAgentPatience{30};
 constexpr std::size_t kMaxDepth = 16;
 // Disks on each other: QEMU holds three open files for each, and a guest's reads may search all of them.
 constexpr std::size_t kMaxDisks = 128;
+constexpr std::size_t kForkedAtOnce = 4;
 constexpr uid_t kFirstUser = 0x50000000;  // of QEMU processes; beside those of containers, far above real ones
 
 // Pages on their way from a guest to a file. In large pages of the host: touching small ones would take as long as
@@ -92,6 +93,10 @@ Template Store::template_for(const Spec& spec) {
          spec.limits.cpus);
   }
   const std::lock_guard lock(building_);  // the second who wants the same waits for it
+  std::string& built = built_[fmt::format("{} {} {}", spec.limits.memory_bytes, spec.limits.disk_bytes, spec.image)];
+  if (!built.empty()) {
+    return known_template(built);
+  }
   const std::string name = new_token('t');
   const fs::path work = root_ / "run" / name;
   const Launcher launcher{emulator_, directory_id_, geteuid() == 0 ? kFirstUser : 0};
@@ -100,6 +105,7 @@ Template Store::template_for(const Spec& spec) {
                                    root_ / "templates", work, launcher);
     const std::lock_guard guard(mutex_);
     templates_.insert_or_assign(out.key, out);
+    built = out.key;
     return out;
   } catch (const Error&) {
     std::error_code none;
@@ -146,7 +152,7 @@ std::unique_ptr<Machine> Store::start_copy(const Template& from) {
   std::unique_ptr<Machine> machine;
   try {
     machine = Machine::launch(plan);
-    machine->monitor();
+    machine->prepare(from.disk());
     return machine;
   } catch (const Error&) {
     if (machine != nullptr) {
@@ -202,18 +208,17 @@ std::unique_ptr<Machine> Store::wake(const Guest& guest, Channel& agent) {
         machine->memory().write(numbers, contents);
       }
     });
-    std::vector<DiskFile> disks{from.disk()};
+    std::vector<DiskFile> disks;
     for (const std::string& disk : guest.disks) {
       disks.push_back({disk, root_ / "disks" / disk});
     }
-    machine->add_disks(disks, true);
+    machine->add_disks(from.disk().node, disks);
     machine->attach(disks.back().node);
     pages.get();
     machine->load_devices(devices);
     machine->go_on();
     step("wake:running");
-    agent.open(machine->agent_socket(), kAgentPatience);
-    agent.set_clock(kAgentPatience);
+    agent.wake(machine->agent_socket(), kAgentPatience);
     return machine;
   } catch (const Error&) {
     retire(std::move(machine));
@@ -372,6 +377,9 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
     fail(ErrorCode::exhausted, "sandbox {}: {} disks on each other, at most {}", guest.id, guest.disks.size(),
          kMaxDisks);
   }
+  if (const std::string written = machine.top_node(); written != guest.disks.back()) {
+    guest.disks.push_back(written);  // from a checkpoint that could not even be noted as failed
+  }
   const std::string layer = new_token('l'), disk = new_token('d'), top = guest.disks.back();
   const fs::path folder = root_ / "layers" / layer;
   std::vector<std::string> files{"layers/" + layer};
@@ -528,11 +536,22 @@ std::vector<std::string> Store::fork(const std::string& id, int count) {
   std::vector<Channel> agents(children.size());
   try {
     Changes changes{{intent, std::nullopt}};
+    std::vector<std::future<void>> waking;
     for (std::size_t i = 0; i < children.size(); ++i) {
+      waking.push_back(std::async(i % kForkedAtOnce == 0 ? std::launch::deferred : std::launch::async, [&, i] {
+        create_overlay(root_ / files[i], known_template(children[i].template_key).shape.disk_bytes);
+        machines[i] = wake(children[i], agents[i]);
+        step("fork:awake");
+      }));
+      if (i % kForkedAtOnce == 0 || i + 1 == children.size()) {
+        for (const std::future<void>& one : waking) {
+          one.wait();  // all have ended before one's failure is told
+        }
+      }
+    }
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      waking[i].get();
       Guest& child = children[i];
-      create_overlay(root_ / files[i], known_template(child.template_key).shape.disk_bytes);
-      machines[i] = wake(child, agents[i]);
-      step("fork:awake");
       child.state = "running";
       child.run = machines[i]->folder().filename();
       child.process = machines[i]->process();

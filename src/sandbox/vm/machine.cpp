@@ -60,10 +60,16 @@ std::string Machine::add_node(const DiskFile& disk, const Json& backing, bool wr
   return disk.node;
 }
 
-void Machine::add_disks(const std::vector<DiskFile>& chain, bool writable) {
-  Json below = nullptr;
-  for (std::size_t i = 0; i < chain.size(); ++i) {
-    below = add_node(chain[i], below, writable && i + 1 == chain.size());
+void Machine::prepare(const DiskFile& base) {
+  monitor().execute("migrate-set-capabilities",
+                    {{"capabilities", Json::array({{{"capability", "events"}, {"state", true}}})}});
+  add_node(base, nullptr, false);
+}
+
+void Machine::add_disks(const std::string& below, const std::vector<DiskFile>& overlays) {
+  Json node = below;
+  for (std::size_t i = 0; i < overlays.size(); ++i) {
+    node = add_node(overlays[i], node, i + 1 == overlays.size());
   }
 }
 
@@ -89,8 +95,8 @@ void Machine::save_devices(const fs::path& file) {
   // live=false: the disks stay ours to write.
   monitor().execute("xen-save-devices-state", {{"filename", fmt::format("/dev/fdset/{}", set)}, {"live", false}});
   monitor().execute("remove-fd", {{"fdset-id", set}});
-  if (fdatasync(out.get()) != 0 || lseek(out.get(), 0, SEEK_END) <= 0) {
-    fail(ErrorCode::exhausted, "cannot write {}: the device state did not reach the disk", file.string());
+  if (lseek(out.get(), 0, SEEK_END) <= 0) {
+    fail(ErrorCode::io, "{}: QEMU wrote no device state", file.string());
   }
 }
 
@@ -99,8 +105,6 @@ void Machine::load_devices(const fs::path& file) {
   if (!in) {
     fail_errno("open", file.string());
   }
-  monitor().execute("migrate-set-capabilities",
-                    {{"capabilities", Json::array({{{"capability", "events"}, {"state", true}}})}});
   monitor().execute("getfd", {{"fdname", "devices"}}, in.get());
   monitor().execute("migrate-incoming", {{"uri", "fd:devices"}});
   const auto deadline = std::chrono::steady_clock::now() + kLoadPatience;

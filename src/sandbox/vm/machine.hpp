@@ -76,9 +76,13 @@ class Machine {
   void stop() { monitor().execute("stop"); }
   void go_on() { monitor().execute("cont"); }
   std::string status();  // QEMU's word: running, paused, io-error, ...
-  // Adds disks to what the process knows, each on top of the one before; the last is writable when `writable`.
-  void add_disks(const std::vector<DiskFile>& chain, bool writable);
-  // Makes the last of `chain` the guest's disk. Only in a copy that waits for its state.
+  // What can be done before it is known which guest a copy will be: its lowest disk, read-only, and settings.
+  void prepare(const DiskFile& base);
+  // Adds one writable disk that stands alone.
+  void add_writable(const DiskFile& disk) { add_node(disk, nullptr, true); }
+  // Adds overlays on the node `below`, each on the one before; the last is writable.
+  void add_disks(const std::string& below, const std::vector<DiskFile>& overlays);
+  // Makes a node the guest's disk. Only in a copy that waits for its state.
   void attach(const std::string& node);
   // Freezes `top` and lets the guest write to `overlay`. Only while stopped.
   void overlay(const std::string& top, const DiskFile& overlay);

@@ -33,12 +33,22 @@ bool Store::adopt(const Guest& guest, const std::vector<std::pair<std::string, P
 // No operation of an intent that is still here has committed: its files go, its guest goes on.
 void Store::undo_intents() {
   const Journal::Records records = journal_->records();
+  std::set<std::string> used;  // by what was committed: never to be undone, whatever an intent says
+  for (const auto& [key, record] : records) {
+    if (key.rfind("layer/", 0) == 0) {
+      used.insert("layers/" + key.substr(6));
+    }
+    for (const std::string& disk : strings(record, "disks")) {
+      used.insert("disks/" + disk);
+    }
+  }
   for (const auto& [key, record] : records) {
     if (key.rfind("intent/", 0) != 0) {
       continue;
     }
     Changes changes{{key, std::nullopt}};
     std::vector<std::string> files = strings(record, "files");
+    std::erase_if(files, [&used](const std::string& file) { return used.contains(file); });
     const std::string id = record.value("sandbox", "");
     const std::shared_ptr<Live> box = live(id);
     const Json* owner = journal_->find("sandbox/" + id);

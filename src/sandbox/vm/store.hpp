@@ -125,6 +125,7 @@ class Store {
   std::map<std::string, Template> templates_;
   std::map<std::string, std::unique_ptr<Pool>> pools_;
   std::mutex building_;
+  std::map<std::string, std::string> built_;  // under building_: what was asked for, and the template's key
 };
 
 nlohmann::json to_json(const Guest& guest);

@@ -104,7 +104,7 @@ void boot(Template& made, const fs::path& work, const GuestKernel& kernel, const
                   {}};
   const std::unique_ptr<Machine> machine = Machine::launch(plan);
   try {
-    machine->add_disks({{"base", made.folder / "disk", true}}, true);
+    machine->add_writable({"base", made.folder / "disk", true});
     machine->attach("base");
     machine->go_on();
     Channel agent;
