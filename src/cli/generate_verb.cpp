@@ -6,6 +6,7 @@
 #include "cli/cli.hpp"
 #include "engine/engine.hpp"
 #include "model/chat.hpp"
+#include "model/gguf_vocabulary.hpp"
 #include "model/toolcall.hpp"
 
 namespace tidelock::cli {
@@ -74,7 +75,7 @@ int run(Options& o) {
   if (o.chat.empty() && (!o.system.empty() || !o.tools.empty()))
     throw Error(ErrorCode::invalid_argument, "--system and --tools go with --chat");
   const auto model = model::load_model(o.model, false);
-  const auto tokenizer = model::Tokenizer::load(o.model);
+  const auto tokenizer = model::load_tokenizer(o.model);
   std::shared_ptr<const model::Adapter> adapter;
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   o.sampling.seed = static_cast<std::uint64_t>(o.seed);
@@ -109,7 +110,8 @@ int run(Options& o) {
 
 Action add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  app.add_option("model", o->model, "checkpoint folder with its tokenizer")->required();
+  app.add_option("model", o->model, "checkpoint folder with its tokenizer, or .gguf file with its vocabulary")
+      ->required();
   app.add_option("--prompt", o->prompt, "text to continue");
   app.add_option("--chat", o->chat, "a user's message, in the chat protocol (K2 or K3) of the vocabulary");
   app.add_option("--system", o->system, "system message of the chat");

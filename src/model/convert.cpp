@@ -7,6 +7,7 @@
 #include "base/base.hpp"
 #include "model/gguf_config.hpp"
 #include "model/gguf_tensors.hpp"
+#include "model/gguf_vocabulary.hpp"
 #include "model/safetensors.hpp"
 
 namespace tidelock::model {
@@ -150,16 +151,19 @@ class Converter {
   }
 
   void add_vocabulary(std::vector<std::pair<std::string, GgufValue>>& metadata) {
-    const GgufMetadata vocabulary = source_.vocabulary();
+    GgufMetadata vocabulary = source_.vocabulary();
+    const bool ours = vocabulary.empty();  // else the source's own keys, end tokens included
+    if (ours && std::filesystem::exists(source_.path() / "tokenizer_config.json"))
+      vocabulary = write_vocabulary(Tokenizer::load(source_.path()), c_.vocab);
+    if (vocabulary.empty()) {
+      vocabulary.emplace("tokenizer.ggml.model", GgufValue::of("none"));
+      report_.notices.emplace_back("the file has no vocabulary (tokenizer.ggml.model = none): the source has none");
+    }
     metadata.insert(metadata.end(), vocabulary.begin(), vocabulary.end());
-    if (!vocabulary.empty()) return;
-    metadata.emplace_back("tokenizer.ggml.model", GgufValue::of("none"));
+    if (!ours) return;
     const char* keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
     for (std::size_t i = 0; i < std::min(c_.end_tokens.size(), std::size(keys)); ++i)
       metadata.emplace_back(keys[i], GgufValue::of(static_cast<std::uint32_t>(c_.end_tokens[i])));
-    report_.notices.emplace_back(
-        "the file has no vocabulary (tokenizer.ggml.model = none): give tokens, or the folder's "
-        "tokenizer");
   }
 
   bool packs_experts() {
@@ -208,8 +212,8 @@ class Converter {
   // Two tensors, codes and scales, from blocks of both.
   void add_packed(ParameterId id, std::vector<TensorToWrite>& tensors) {
     const Parameter& p = model_.parameter(id);
-    const auto produce = [this, id, &p](bool scales) {
-      return [this, id, &p, scales](const ByteSink& sink) {
+    const auto produce = [this, id](bool scales) {
+      return [this, id, scales](const ByteSink& sink) {
         std::vector<std::byte> out;
         produce_piece(source_, model_, id, 0, Format::mxfp4, [&](std::span<const std::byte> blocks) {
           out.resize(blocks.size() / 17 * (scales ? 1 : 16));

@@ -58,7 +58,7 @@ class Cursor {
       fail(ErrorCode::corrupt_data, "{}: {} has {} bytes, at most {} are allowed", file_, what, length, limit);
     if (length > left())
       fail(ErrorCode::corrupt_data, "{}: {} has {} bytes, {} are left in the file", file_, what, length, left());
-    const std::string value(reinterpret_cast<const char*>(bytes_.data()) + at_, length);
+    std::string value(reinterpret_cast<const char*>(bytes_.data()) + at_, length);
     at_ += length;
     return value;
   }

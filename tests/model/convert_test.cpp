@@ -3,6 +3,7 @@
 
 #include "model/expect_refused.hpp"
 #include "model/gguf_stored.hpp"
+#include "model/gguf_vocabulary.hpp"
 #include "model/stored_tensors.hpp"
 #include "model/temporary_folder.hpp"
 
@@ -168,21 +169,42 @@ TEST_P(Convert, WhatATargetCannotHoldIsRefusedBeforeAnythingIsWritten) {
 
 TEST_P(Convert, TheVocabularyGoesAlong) {
   make(false);
-  write_file_atomic(plain / "tiktoken.model", "aGk= 0\n");
   const ConvertReport report = convert_model(plain, gguf, {.to_gguf = true});
   EXPECT_NE(report.notices.front().find("no vocabulary"), std::string::npos);
   EXPECT_EQ(open_weights(gguf)->config().end_tokens, (std::vector<std::int32_t>{5, 7}));
+  EXPECT_FALSE(load_tokenizer(gguf).has_text());
   GgufStored file(gguf);
   file.key("tokenizer.ggml.model") = GgufValue::of("gpt2");
   file.metadata.emplace_back("tokenizer.ggml.tokens", GgufValue::list(std::vector<std::string>(67, "x")));
   file.write(gguf);
-  const auto again = folder.path / "y.gguf", copy = folder.path / "copy";
+  const auto again = folder.path / "y.gguf";
   convert_model(gguf, again, {.to_gguf = true});
   GgufStored kept(again);
   EXPECT_EQ(kept.key("tokenizer.ggml.tokens").size(), 67U);
   EXPECT_EQ(kept.key("tokenizer.ggml.model"), GgufValue::of("gpt2"));
-  convert_model(plain, copy, {.to_gguf = false});
-  EXPECT_EQ(read_file(copy / "tiktoken.model"), "aGk= 0\n");
+}
+
+TEST(ConvertNano, KeepsItsTokenizerAndItsTokens) {
+  TemporaryFolder folder;
+  const auto nano = std::filesystem::path(TIDELOCK_SOURCE_DIR) / "models/nano", gguf = folder.path / "nano.gguf",
+             back = folder.path / "back";
+  convert_model(nano, gguf, {.to_gguf = true});
+  const Tokenizer a = load_tokenizer(nano), b = load_tokenizer(gguf);
+  ASSERT_EQ(a.vocab_size(), b.vocab_size());
+  for (TokenId id = 0; id < a.vocab_size(); ++id) {
+    EXPECT_EQ(a.token_bytes(id), b.token_bytes(id));
+    EXPECT_EQ(a.is_special(id), b.is_special(id));
+  }
+  for (const std::string text : {"the sum of 17 and 25 is 42", "x\n\n  y\xc3\xa9\xff", " print(1)"})
+    EXPECT_EQ(a.encode_text(text), b.encode_text(text));
+  // Every token of several bytes is made by one merge, in the order of ids: from_gguf has checked that.
+  const GgufModel file(gguf);
+  EXPECT_EQ(file.find_key("tokenizer.ggml.merges")->size(), 448U - 256U);
+  const auto tokens = a.encode_text("the quick brown fox: 12 + 30 =");
+  EXPECT_TRUE(
+      same_bits(Runner(*load_model(gguf, false)).whole(tokens), Runner(*load_model(nano, false)).whole(tokens)));
+  convert_model(nano, back, {.to_gguf = false});
+  EXPECT_EQ(read_file(back / "tiktoken.model"), read_file(nano / "tiktoken.model"));
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import gguf_io  # noqa: E402
 import make_fixtures  # noqa: E402
 import safetensors_io  # noqa: E402
-from torch_model import Oracle, load_model, tensor_shapes  # noqa: E402
+from torch_model import Oracle, load_model, random_weights, tensor_shapes  # noqa: E402
 
 PEER = os.path.join(HERE, "..", "..", "..", "shared", "oracle", "forward.py")
 PEER_L2_EPS = 1e-6
@@ -209,6 +210,60 @@ class Meaning(unittest.TestCase):
             keys, weights, tokens = self.load(case)
             full, part = self.logits(keys, weights, tokens), self.logits(keys, weights, tokens[:21])
             self.assertLess(make_fixtures.relative(part, full[:21]), 1e-12)
+
+
+def gguf_keys(name):
+    """A fixture's config as GGUF can say it: as many KDA as MLA heads, one epsilon."""
+    keys = dict(make_fixtures.CASES[name]["config"])
+    keys["num_attention_heads"] = keys["linear_attn_config"]["num_heads"]
+    keys["mla_latent_norm_eps"] = keys["rms_norm_eps"]
+    return keys
+
+
+class GgufFiles(unittest.TestCase):
+    """What `tidelock logits` says about a GGUF file is what the oracle says about its weights."""
+
+    TOKENS = [(7 * i * i + 3 * i + 5) % 53 for i in range(40)]
+
+    def logits(self, path):
+        with tempfile.TemporaryDirectory() as folder:
+            tokens, out = os.path.join(folder, "tokens"), os.path.join(folder, "out.npy")
+            with open(tokens, "w", encoding="utf-8") as file:
+                file.write(" ".join(map(str, self.TOKENS)))
+            command = [os.environ["TIDELOCK_BINARY"], "logits", path, "--tokens", tokens, "--out", out]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return np.load(out).astype(np.float64)
+
+    def difference(self, keys, weights, path):
+        with torch.no_grad():
+            expected = Oracle(keys, weights, l2_eps=keys["rms_norm_eps"]).forward(self.TOKENS).numpy()
+        got = self.logits(path)
+        return float(np.sqrt(((got - expected) ** 2).sum() / (expected**2).sum()))
+
+    def test_float32(self):
+        for case in ("linear", "k3", "k31", "k31_wide"):
+            keys, path = gguf_keys(case), os.path.join(tempfile.mkdtemp(), "x.gguf")
+            weights = random_weights(keys, 5)
+            gguf_io.write(path, keys, weights)
+            self.assertLess(self.difference(keys, weights, path), 1e-5, case)
+            # The twin: two experts of a stack change places, and the difference is seen.
+            last = max(i for i in range(keys["num_hidden_layers"]))
+            one, other = (f".{last}.block_sparse_moe.experts.{i}.w2.weight" for i in (0, 1))
+            names = {n: n.replace(one, other) if one in n else n.replace(other, one) for n in weights}
+            gguf_io.write(path, keys, {n: weights[names[n]] for n in weights})
+            self.assertGreater(self.difference(keys, weights, path), 1e-4, case)
+
+    def test_halves_widen_exactly(self):
+        keys, path = gguf_keys("k31"), os.path.join(tempfile.mkdtemp(), "x.gguf")
+        weights = random_weights(keys, 6)
+        matrices = ("proj.weight", "mqa.weight", "wq_b.weight", "wk.weight", "w1.weight", "w2.weight", "w3.weight", "lm_head.weight")
+        matrix = lambda name: name.endswith(matrices) and "res_proj" not in name
+        narrow = {n: np.float32(np.float16(w)) if matrix(n) else w for n, w in weights.items()}
+        kept = ("token_embd.weight", "gate_inp.weight", "ssm_a", "conv1d_q.weight", "conv1d_k.weight", "conv1d_v.weight")
+        gguf_io.write(path, keys, weights, half=lambda name: not name.endswith(kept))
+        self.assertLess(self.difference(keys, narrow, path), 1e-5)
+        self.assertGreater(self.difference(keys, weights, path), 1e-5)
 
 
 class BenchmarkPeer(unittest.TestCase):
