@@ -108,8 +108,13 @@ void measure_create(vm::Store& store, int rounds, bool json) {
 
 void measure_dirty(vm::Store& store, int mebibytes, int rounds, bool json) {
   Times times;
-  const std::string id = store.create(bench_spec());
+  std::string id = store.create(bench_spec());
   for (int i = 0; i < rounds; ++i) {
+    // A new one now and then: a chain of checkpoints that only grows is measured by itself, below.
+    if (i % 3 == 0) {
+      store.remove(id);
+      id = store.create(bench_spec());
+    }
     expect_done(store.run(id, shell(dirtying(mebibytes, i)), patient()));
     store.await_pool();
     times["checkpoint (in all)"].push_back(timed([&] { store.checkpoint(id); }));
@@ -138,6 +143,26 @@ void measure_dirty(vm::Store& store, int mebibytes, int rounds, bool json) {
   report(fmt::format("{} MiB", mebibytes), times, json);
 }
 
+// The last of 20 checkpoints on each other, 1 MiB each, and the resume from them.
+void measure_chain(vm::Store& store, bool json) {
+  Times times;
+  const std::string id = store.create(bench_spec());
+  for (int i = 0; i < 20; ++i) {
+    expect_done(store.run(id, shell(dirtying(1, i)), patient()));
+    const double taken = timed([&] { store.checkpoint(id); });
+    if (i >= 15) {
+      times["checkpoint 16 to 20 (in all)"].push_back(taken);
+    }
+  }
+  store.pause(id);
+  store.await_pool();
+  const Clock::time_point start = Clock::now();
+  times["resume from 21 (agent answers)"].push_back(timed([&] { store.resume(id); }));
+  times["resume from 21 (guest runs)"].push_back(between(start, steps["wake:running"]));
+  store.remove(id);
+  report("chain", times, json);
+}
+
 // QEMU's own way: the whole state into the guest's disk image, and back.
 void measure_peer(const vm::Template& from, const std::filesystem::path& folder, int mebibytes, int rounds, bool json) {
   std::filesystem::remove_all(folder);
@@ -154,6 +179,7 @@ void measure_peer(const vm::Template& from, const std::filesystem::path& folder,
     machine->prepare(from.disk());
     machine->add_disks(from.disk().node, {{"peer", folder / "disk"}});
     machine->attach("peer");
+    machine->monitor().execute("blockdev-del", {{"node-name", "nothing"}});  // savevm wants every disk to take part
     machine->load_devices(from.devices());
     machine->go_on();
     vm::Channel agent;
@@ -211,6 +237,7 @@ int run(int argc, char** argv) {
   store.template_of(bench_spec());
   store.remove(store.create(bench_spec()));  // the pool begins with the first
   measure_create(store, rounds, json);
+  measure_chain(store, json);
   const vm::Template from = store.template_of(bench_spec());
   for (const int mebibytes : sizes) {
     measure_dirty(store, mebibytes, mebibytes > 64 ? std::max(1, rounds / 4) : rounds, json);

@@ -31,7 +31,8 @@ void Machine::add_descriptor(int set, const fs::path& path, int flags) {
   monitor().execute("add-fd", {{"fdset-id", set}}, file.get());
 }
 
-std::string Machine::add_node(const DiskFile& disk, const Json& backing, bool writable) {
+// What blockdev-add takes, with what lies below inside it: a chain of any length is one command.
+Json Machine::describe_node(const DiskFile& disk, Json backing, bool writable) {
   // A set of descriptors for the file, which QEMU opens as /dev/fdset/N: to read, and to write where it may. When a
   // writable disk becomes the lower part of another, QEMU opens it again to read.
   const int set =
@@ -54,23 +55,23 @@ std::string Machine::add_node(const DiskFile& disk, const Json& backing, bool wr
               {"read-only", !writable},
               {"cache", {{"no-flush", true}}}}}};
   if (!disk.raw) {
-    node["backing"] = backing;
+    node["backing"] = std::move(backing);
   }
-  monitor().execute("blockdev-add", node);
-  return disk.node;
+  return node;
 }
 
 void Machine::prepare(const DiskFile& base) {
   monitor().execute("migrate-set-capabilities",
                     {{"capabilities", Json::array({{{"capability", "events"}, {"state", true}}})}});
-  add_node(base, nullptr, false);
+  monitor().execute("blockdev-add", describe_node(base, nullptr, false));
 }
 
 void Machine::add_disks(const std::string& below, const std::vector<DiskFile>& overlays) {
   Json node = below;
   for (std::size_t i = 0; i < overlays.size(); ++i) {
-    node = add_node(overlays[i], node, i + 1 == overlays.size());
+    node = describe_node(overlays[i], std::move(node), i + 1 == overlays.size());
   }
+  monitor().execute("blockdev-add", node);
 }
 
 void Machine::attach(const std::string& node) {
@@ -78,7 +79,7 @@ void Machine::attach(const std::string& node) {
 }
 
 void Machine::overlay(const std::string& top, const DiskFile& overlay) {
-  add_node(overlay, nullptr, true);
+  add_writable(overlay);
   monitor().execute("blockdev-snapshot", {{"node", top}, {"overlay", overlay.node}});
 }
 

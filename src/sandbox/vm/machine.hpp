@@ -79,7 +79,7 @@ class Machine {
   // What can be done before it is known which guest a copy will be: its lowest disk, read-only, and settings.
   void prepare(const DiskFile& base);
   // Adds one writable disk that stands alone.
-  void add_writable(const DiskFile& disk) { add_node(disk, nullptr, true); }
+  void add_writable(const DiskFile& disk) { monitor().execute("blockdev-add", describe_node(disk, nullptr, true)); }
   // Adds overlays on the node `below`, each on the one before; the last is writable.
   void add_disks(const std::string& below, const std::vector<DiskFile>& overlays);
   // Makes a node the guest's disk. Only in a copy that waits for its state.
@@ -96,7 +96,7 @@ class Machine {
 
  private:
   void add_descriptor(int set, const std::filesystem::path& path, int flags);
-  std::string add_node(const DiskFile& disk, const nlohmann::json& backing, bool writable);
+  nlohmann::json describe_node(const DiskFile& disk, nlohmann::json backing, bool writable);
   [[noreturn]] void fail_dead(const std::string& step);
   ProcessId process_;
   std::filesystem::path folder_, memory_;
