@@ -2,6 +2,7 @@
 
 #include "base/base.hpp"
 #include "cli/cli.hpp"
+#include "model/gguf_vocabulary.hpp"
 #include "serve/serve.hpp"
 
 namespace tidelock::cli {
@@ -20,7 +21,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
 
 int run(Options& o) {
   const auto model = model::load_model(o.model, false);
-  const auto tokenizer = model::Tokenizer::load(o.model);
+  const auto tokenizer = model::load_tokenizer(o.model);
   std::shared_ptr<const model::Adapter> adapter;
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   if (o.serve.model_id.empty()) o.serve.model_id = std::filesystem::weakly_canonical(o.model).filename().string();
@@ -40,7 +41,8 @@ int run(Options& o) {
 
 Action add_serve(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  app.add_option("model", o->model, "checkpoint folder with its tokenizer")->required();
+  app.add_option("model", o->model, "checkpoint folder with its tokenizer, or .gguf file with its vocabulary")
+      ->required();
   app.add_option("--host", o->serve.host, "IP address to listen on")->capture_default_str();
   app.add_option("--port", o->serve.port, "0: any free one, which is printed")->capture_default_str();
   app.add_option("--model-id", o->serve.model_id, "what clients call the model (default: the folder's name)");

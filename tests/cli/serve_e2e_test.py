@@ -164,6 +164,18 @@ class Api(ServeCase):
         said = self.tidelock("generate", NANO, "--prompt", "1+1", "--max-tokens", "16", "--seed", "3").out
         self.assertEqual(alone[3][0]["text"], said.removesuffix("\n"))
 
+    def test_a_gguf_file_says_what_its_folder_says(self):
+        gguf = self.folder / "nano.gguf"
+        self.tidelock("convert", NANO, gguf, "--to", "gguf")
+        fields = {"seed": 5, "n": 2, "logprobs": True, "return_token_ids": True}
+        answers = [self.serve(model=model).chat(**fields)[1] for model in (NANO, gguf)]
+        for key in ("prompt_token_ids", "usage"):
+            self.assertEqual(answers[0][key], answers[1][key])
+        for one, other in zip(answers[0]["choices"], answers[1]["choices"]):
+            self.assertEqual(one["token_ids"], other["token_ids"])
+            self.assertEqual(one["logprobs"], other["logprobs"])
+            self.assertEqual(one["message"]["content"], other["message"]["content"])
+
     def test_ids_in_and_out(self):
         server = self.serve()
         ids = server.ask("POST", "/tokenize", {"prompt": "1+1"})[1]
@@ -334,7 +346,7 @@ class Hostile(ServeCase):
             s.close()
 
     def test_command_line(self):
-        self.refused("serve", self.folder / "nope", says=["nope/config.json"])
+        self.refused("serve", self.folder / "nope", says=["nope", "does not exist"])
         self.refused("serve", NANO, "--host", "nowhere.example", says=["IP address"])
         self.refused("serve", NANO, "--port", "70000", says=["--port"])
         self.refused("serve", NANO, "--api-keys", self.write("keys", "secret me\n"), code=1, says=["line 1", "sha256sum"])
