@@ -33,7 +33,7 @@ struct Template {
 };
 
 // KVM where the processor's own virtualization and /dev/kvm can be used, else emulation. A host that offers /dev/kvm
-// without either flag of the processor is emulated: guests were seen to hang there.
+// without either flag of the processor is emulated: a guest was seen to hang there.
 std::string choose_accelerator(const std::string& wanted);
 
 // How a process may be called and whom it runs as, from the state directory.
