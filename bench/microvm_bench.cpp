@@ -4,7 +4,9 @@
 //   microvm_bench DIRECTORY [--rounds N] [--dirty MiB]... [--json]
 // DIRECTORY is a state directory on the disk to be measured; it is made when it does not exist.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -79,7 +81,21 @@ void expect_done(const ExecResult& result) {
   }
 }
 
+// Machines outlive the program that started them: one that is interrupted must not leave them running.
+std::atomic<bool> interrupted{false};
+
+void remove_all(vm::Store& store) {
+  for (const Listing& entry : store.list()) {
+    if (entry.kind == "sandbox") {
+      store.remove(entry.name);
+    }
+  }
+}
+
 double timed(const std::function<void()>& action) {
+  if (interrupted) {
+    fail(ErrorCode::exhausted, "interrupted");
+  }
   const Clock::time_point start = Clock::now();
   action();
   return between(start, Clock::now());
@@ -234,14 +250,20 @@ int run(int argc, char** argv) {
   options.pool = 1;
   options.at_step = [](const char* step) { steps[step] = Clock::now(); };
   vm::Store store(options);
+  remove_all(store);  // of a run that was killed
   store.template_of(bench_spec());
   store.remove(store.create(bench_spec()));  // the pool begins with the first
-  measure_create(store, rounds, json);
-  measure_chain(store, json);
-  const vm::Template from = store.template_of(bench_spec());
-  for (const int mebibytes : sizes) {
-    measure_dirty(store, mebibytes, mebibytes > 64 ? std::max(1, rounds / 4) : rounds, json);
-    measure_peer(from, store.folder() / "peer", mebibytes, std::max(1, rounds / 4), json);
+  try {
+    measure_create(store, rounds, json);
+    measure_chain(store, json);
+    const vm::Template from = store.template_of(bench_spec());
+    for (const int mebibytes : sizes) {
+      measure_dirty(store, mebibytes, mebibytes > 64 ? std::max(1, rounds / 4) : rounds, json);
+      measure_peer(from, store.folder() / "peer", mebibytes, std::max(1, rounds / 4), json);
+    }
+  } catch (const Error&) {
+    remove_all(store);
+    throw;
   }
   return 0;
 }
@@ -250,6 +272,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   tidelock::init_log();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    std::signal(signal, [](int) { interrupted = true; });
+  }
   try {
     return run(argc, argv);
   } catch (const tidelock::Error& error) {
