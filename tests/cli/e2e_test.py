@@ -65,7 +65,7 @@ class Help(Case):
         self.refused("rl", "recipes/quickstart.toml", "--out", self.folder / "out", "--set", "rl.loss=ppo",
                      says=["ppo", "grpo", "dr_grpo", "dapo"])  # fmt: skip
         self.refused("rl", "recipes/quickstart.toml", "--out", self.folder / "out", "--set", "model.path=nope",
-                     says=["nope/config.json"])  # fmt: skip
+                     says=["nope does not exist"])  # fmt: skip
         self.assertFalse((self.folder / "out/metrics.jsonl").exists())
 
 
@@ -171,7 +171,7 @@ class Generate(Case):
         self.refused("generate", NANO, says=["--prompt", "--chat"])
         self.refused("generate", NANO, "--prompt", "a", "--chat", "b", says=["--prompt", "--chat"])
         self.refused("generate", NANO, "--prompt", "a", "--system", "b", says=["--system"])
-        self.refused("generate", self.folder / "nope", "--prompt", "a", says=["nope/config.json"])
+        self.refused("generate", self.folder / "nope", "--prompt", "a", says=["nope does not exist"])
         self.refused("generate", NANO, "--prompt", "a", "--adapter", "nope", says=["nope/adapter_config.json"])
         self.refused("generate", NANO, "--prompt", "a", "--temperature", "-1", says=["temperature"])
         self.refused("generate", NANO, "--prompt", "a", "--top-p", "0", says=["top_p"])
