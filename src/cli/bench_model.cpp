@@ -190,8 +190,8 @@ int run(const Options& o) {
   nlohmann::json all = nlohmann::json::array();
   for (const Test& test : list_tests(o)) {
     runner.run(test);  // touches every page once
-    std::vector<double> seconds;
-    for (int i = 0; i < o.repetitions; ++i) seconds.push_back(runner.run(test));
+    std::vector<double> seconds(static_cast<std::size_t>(o.repetitions));
+    for (double& s : seconds) s = runner.run(test);
     all.push_back(report(o, *source, *model, threads, test, seconds));
     if (!o.json)
       fmt::print("{:<24} {:>10.2f} tokens/s  +- {:.2f}\n", title(test), all.back()["avg_ts"].get<double>(),

@@ -25,7 +25,8 @@ void compare_bits(const Trajectory& t, std::span<const float> trainer, Compariso
 }
 
 std::string check_hand_over(const model::AdapterValues& sent, const model::Adapter& received, std::uint64_t version) {
-  const std::string trainer = sent.sha256(received.model()), rollout = received.values().sha256(received.model());
+  std::string trainer = sent.sha256(received.model());
+  const std::string rollout = received.values().sha256(received.model());
   if (trainer != rollout)
     fail(ErrorCode::mismatch, "hand-over of weight version {}: the trainer's adapter is {}, the rollout received {}",
          version, trainer, rollout);

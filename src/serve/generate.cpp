@@ -29,7 +29,7 @@ double seconds_since(Clock::time_point start) {
 // connection's strand.
 class Bell : public std::enable_shared_from_this<Bell> {
  public:
-  explicit Bell(asio::any_io_executor executor) : timer_(executor) {}
+  explicit Bell(const asio::any_io_executor& executor) : timer_(executor) {}
 
   void notify() {
     asio::post(timer_.get_executor(), [self = shared_from_this()] {

@@ -215,9 +215,8 @@ std::unique_ptr<Machine> Machine::launch(const LaunchPlan& plan) {
   }
   std::vector<std::string> arguments = arguments_of(plan);
   std::vector<char*> argv;
-  for (std::string& text : arguments) {
-    argv.push_back(text.data());
-  }
+  argv.reserve(arguments.size() + 1);
+  for (std::string& text : arguments) argv.push_back(text.data());
   argv.push_back(nullptr);
   Child child;
   child.descriptors = {null.get(),    log.get(),   log.get(),    memory.get(),

@@ -65,7 +65,7 @@ class MicrovmSandbox : public Sandbox {
       if (name.empty() || name.find('=') != std::string::npos) {
         fail(ErrorCode::invalid_argument, "sandbox {}: '{}' cannot name an environment variable", id_, name);
       }
-      append_text(guest.environment, name + "=" + value, "the environment");
+      append_text(guest.environment, fmt::format("{}={}", name, value), "the environment");
     }
     return run(guest, request);
   }

@@ -234,7 +234,7 @@ void Store::commit(Changes changes) {
 
 std::string Store::begin(const std::string& operation, const std::string& id, const std::vector<std::string>& files) {
   const std::lock_guard lock(mutex_);
-  const std::string intent = "intent/" + new_token('i');
+  std::string intent = "intent/" + new_token('i');
   journal_->commit({{intent, Json{{"operation", operation}, {"sandbox", id}, {"files", files}}}});
   return intent;
 }
