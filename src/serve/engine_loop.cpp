@@ -93,7 +93,7 @@ void EngineLoop::run() {
       if (stop_) return;
       cancels = std::exchange(cancels_, {});
     }
-    apply_cancels(std::move(cancels));
+    apply_cancels(cancels);
     admit();
     try {
       deliver(engine_.step());
@@ -133,7 +133,7 @@ void EngineLoop::drop(engine::SequenceId id) {
   if (running_.erase(id) > 0) engine_.remove(id);
 }
 
-void EngineLoop::apply_cancels(std::vector<Cancel> cancels) {
+void EngineLoop::apply_cancels(const std::vector<Cancel>& cancels) {
   for (const Cancel& cancel : cancels) {
     bool any = false;
     for (std::size_t i = 0; i < cancel.generation->ids_.size(); ++i) {

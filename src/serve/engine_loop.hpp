@@ -85,7 +85,7 @@ class EngineLoop {
   };
   void run();
   void admit();
-  void apply_cancels(std::vector<Cancel> cancels);
+  void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id);
   void deliver(const std::vector<engine::Event>& events);
   void fail_all(const std::string& why);

@@ -84,7 +84,7 @@ bool Channel::receive(Frame& frame, Clock::time_point deadline) {
 }
 
 // Says hello and `more` in one breath; done when the answer to hello and then a frame of type `last` has come.
-void Channel::greet(const std::string& socket_path, std::string more, FrameType last,
+void Channel::greet(const std::string& socket_path, const std::string& more, FrameType last,
                     std::chrono::milliseconds patience) {
   const Clock::time_point deadline = Clock::now() + patience;
   socket_ = connect_socket(socket_path);

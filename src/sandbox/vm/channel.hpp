@@ -28,7 +28,8 @@ class Channel {
  private:
   using Clock = std::chrono::steady_clock;
   struct Run;
-  void greet(const std::string& socket_path, std::string more, FrameType last, std::chrono::milliseconds patience);
+  void greet(const std::string& socket_path, const std::string& more, FrameType last,
+             std::chrono::milliseconds patience);
   bool receive(Frame& frame, Clock::time_point deadline);  // false: the deadline has passed
   void send(std::string_view bytes);
   void send_request(std::uint32_t stream, const std::string& body);
