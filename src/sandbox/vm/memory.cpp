@@ -92,6 +92,7 @@ void GuestMemory::read(std::span<const std::uint32_t> pages, std::byte* data) co
   while (!pages.empty()) {
     const std::size_t count = std::min(pages.size(), kBatch);
     for (std::size_t i = 0; i < count; ++i) {
+      // An address of the other process. NOLINTNEXTLINE(performance-no-int-to-ptr)
       remote[i] = {reinterpret_cast<void*>(start_ + std::uint64_t{pages[i]} * kPage), kPage};
     }
     const iovec local{data, count * kPage};
@@ -108,6 +109,7 @@ void GuestMemory::write(std::span<const std::uint32_t> pages, std::span<const st
   for (std::size_t at = 0; at < pages.size();) {
     const std::size_t count = std::min(pages.size() - at, kBatch);
     for (std::size_t i = 0; i < count; ++i) {
+      // An address of the other process. NOLINTNEXTLINE(performance-no-int-to-ptr)
       remote[i] = {reinterpret_cast<void*>(start_ + std::uint64_t{pages[at + i]} * kPage), kPage};
       local[i] = {const_cast<std::byte*>(sources[at + i]), kPage};
     }
