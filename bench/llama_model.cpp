@@ -75,9 +75,7 @@ int main(int argc, char** argv) {
       nullptr);
   ggml_backend_load_all_from_path(argv[1]);
   llama_backend_init();
-  llama_model_params load = llama_model_default_params();
-  load.use_extra_bufts = std::getenv("LLAMA_NO_EXTRA_BUFFERS") == nullptr;
-  llama_model* model = llama_model_load_from_file(argv[2], load);
+  llama_model* model = llama_model_load_from_file(argv[2], llama_model_default_params());
   if (model == nullptr) die("the model does not load");
   llama_context_params params = llama_context_default_params();
   params.n_ctx = 16 * 4608;

@@ -181,8 +181,7 @@ std::vector<Test> list_tests(const Options& o) {
 
 int run(const Options& o) {
   const auto source = model::open_weights(o.model);
-  const auto model = model::load_model(o.model, false);
-  source->bind(*model);
+  const auto model = model::load_model(*source, false);
   const int threads = resolve_threads(o.threads);
   Team team(threads);
   Runner runner(*model, team);

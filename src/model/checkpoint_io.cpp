@@ -48,13 +48,16 @@ void check_memory(const Model& model, const FormatOf& format, const std::filesys
 }
 
 std::unique_ptr<Model> load_model(const std::filesystem::path& path, bool for_training, const ValueSink& raw) {
-  const auto source = open_weights(path);
-  auto model = std::make_unique<Model>(source->config(), for_training);
-  source->bind(*model);
+  return load_model(*open_weights(path), for_training, raw);
+}
+
+std::unique_ptr<Model> load_model(WeightSource& source, bool for_training, const ValueSink& raw) {
+  auto model = std::make_unique<Model>(source.config(), for_training);
+  source.bind(*model);
   check_memory(
-      *model, [&](ParameterId id, int piece) { return source->format(id, piece); }, path, available_memory());
+      *model, [&](ParameterId id, int piece) { return source.format(id, piece); }, source.path(), available_memory());
   for (std::size_t i = 0; i < model->parameters().size(); ++i)
-    load_parameter(*source, static_cast<ParameterId>(i), *model, raw);
+    load_parameter(source, static_cast<ParameterId>(i), *model, raw);
   return model;
 }
 

@@ -5,6 +5,7 @@
 #include "model/gguf.hpp"
 #include "model/gguf_limits.hpp"
 #include "model/json.hpp"
+#include "model/produced.hpp"
 
 namespace tidelock::model {
 namespace {
@@ -114,14 +115,7 @@ void write_gguf(const std::filesystem::path& path, const std::vector<std::pair<s
   const std::string zeros(kAlignment, '\0');
   for (const auto& tensor : tensors) {
     const std::uint64_t expected = gguf_tensor_bytes(tensor);
-    std::uint64_t written = 0;
-    tensor.produce([&](std::span<const std::byte> bytes) {
-      written += bytes.size();
-      if (written <= expected) file.write(bytes);
-    });
-    if (written != expected)
-      fail(ErrorCode::internal, "{}: tensor {} came with {} bytes, expected {}", path.string(), tensor.name, written,
-           expected);
+    write_produced(file, tensor.produce, expected, path.string(), tensor.name);
     file.write(std::string_view(zeros).substr(0, (kAlignment - expected % kAlignment) % kAlignment));
   }
   file.commit();

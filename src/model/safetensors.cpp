@@ -12,6 +12,7 @@
 #include <set>
 
 #include "model/json.hpp"
+#include "model/produced.hpp"
 #include "numerics/formats.hpp"
 
 namespace tidelock::model {
@@ -344,15 +345,7 @@ namespace {
 
 void write_tensor(AtomicFile& file, const TensorToWrite& tensor, const std::filesystem::path& path) {
   if (!tensor.produce) return file.write(tensor.bytes);
-  const std::uint64_t expected = *byte_count(tensor.shape, tensor.dtype);
-  std::uint64_t written = 0;
-  tensor.produce([&](std::span<const std::byte> bytes) {
-    written += bytes.size();
-    if (written <= expected) file.write(bytes);
-  });
-  if (written != expected)
-    fail(ErrorCode::internal, "{}: tensor {} came with {} bytes, expected {}", path.string(), tensor.name, written,
-         expected);
+  write_produced(file, tensor.produce, *byte_count(tensor.shape, tensor.dtype), path.string(), tensor.name);
 }
 
 }  // namespace

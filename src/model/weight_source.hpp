@@ -69,6 +69,9 @@ class WeightSource {
 // Opens a folder or a .gguf file and reads its config; refuses what cannot be run before any weight is read.
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& path);
 
+// load_model (model.hpp) from a source that is open already; binds it to the model, which must live while it is asked.
+std::unique_ptr<Model> load_model(WeightSource& source, bool for_training, const ValueSink& raw = nullptr);
+
 // Pieces of a matrix or embedding, and the [rows, columns] of one.
 struct PieceShape {
   std::int64_t out, in;

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "sandbox/command.hpp"
 #include "sandbox/container.hpp"
 #include "sandbox/exchange.hpp"
 #include "sandbox/guest.hpp"
@@ -42,12 +43,6 @@ class Stopwatch {
   double& total_;
   std::chrono::steady_clock::time_point start_;
 };
-
-void need_no_zero_byte(const std::string& text, const char* what) {
-  if (text.find('\0') != std::string::npos) {
-    fail(ErrorCode::invalid_argument, "sandbox: {} holds a zero byte, which no system call can pass on", what);
-  }
-}
 
 }  // namespace
 
@@ -249,21 +244,7 @@ ExecResult ContainerSandbox::exec(const ExecRequest& request) {
     need_no_zero_byte(text, "an argument");
   }
   need_no_zero_byte(request.directory, "the directory");
-  std::map<std::string, std::string> environment = request.environment;
-  environment.insert({{"PATH", "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"},
-                      {"HOME", "/root"},
-                      {"USER", "agent"},
-                      {"LOGNAME", "agent"},
-                      {"LANG", "C.UTF-8"},
-                      {"TERM", "dumb"}});
-  for (const auto& [name, value] : environment) {
-    if (name.empty() || name.find('=') != std::string::npos) {
-      fail(ErrorCode::invalid_argument, "sandbox {}: '{}' cannot name an environment variable", id_, name);
-    }
-    need_no_zero_byte(name, "the environment");
-    need_no_zero_byte(value, "the environment");
-    run_request.environment.push_back(fmt::format("{}={}", name, value));
-  }
+  run_request.environment = environment_of(id_, request);
   return run(run_request, request);
 }
 

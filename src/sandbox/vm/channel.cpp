@@ -114,7 +114,7 @@ void Channel::wake(const std::string& socket_path, std::chrono::milliseconds pat
   put_u64(body, static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec));
   body += random_bytes(64);
   append_frame(message, FrameType::clock, 0, body);
-  greet(socket_path, std::move(message), FrameType::clock_set, patience);
+  greet(socket_path, message, FrameType::clock_set, patience);
 }
 
 void Channel::send_request(std::uint32_t stream, const std::string& body) {

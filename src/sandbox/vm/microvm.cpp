@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "sandbox/command.hpp"
 #include "sandbox/guest.hpp"
 #include "sandbox/vm/store.hpp"
 
@@ -19,9 +20,7 @@ double seconds_since(Clock::time_point start) {
 
 // Texts that travel with a zero byte behind each.
 void append_text(std::string& out, const std::string& text, const char* what) {
-  if (text.find('\0') != std::string::npos) {
-    fail(ErrorCode::invalid_argument, "sandbox: {} holds a zero byte, which no system call can pass on", what);
-  }
+  need_no_zero_byte(text, what);
   out.append(text).push_back('\0');
 }
 
@@ -54,18 +53,8 @@ class MicrovmSandbox : public Sandbox {
     for (const std::string& text : request.argv) {
       append_text(guest.arguments, text, "an argument");
     }
-    std::map<std::string, std::string> environment = request.environment;
-    environment.insert({{"PATH", "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"},
-                        {"HOME", "/root"},
-                        {"USER", "agent"},
-                        {"LOGNAME", "agent"},
-                        {"LANG", "C.UTF-8"},
-                        {"TERM", "dumb"}});
-    for (const auto& [name, value] : environment) {
-      if (name.empty() || name.find('=') != std::string::npos) {
-        fail(ErrorCode::invalid_argument, "sandbox {}: '{}' cannot name an environment variable", id_, name);
-      }
-      append_text(guest.environment, fmt::format("{}={}", name, value), "the environment");
+    for (const std::string& variable : environment_of(id_, request)) {
+      append_text(guest.environment, variable, "the environment");
     }
     return run(guest, request);
   }
