@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <regex>
 #include <set>
 
 #include "model/gguf_limits.hpp"
@@ -331,6 +330,26 @@ void expect_split(const GgufFile& file, const std::string& key, std::uint64_t ex
          value ? std::to_string(*value) : std::string("absent"), expected);
 }
 
+// NAME-00001-of-00003.gguf, the way llama.cpp names the parts of a split model.
+struct PartName {
+  std::string stem;
+  std::uint64_t number, count;
+};
+
+std::optional<PartName> parse_part_name(std::string_view name) {
+  constexpr std::string_view pattern = "-#####-of-#####.gguf";  // # is a digit
+  if (name.size() < pattern.size()) return std::nullopt;
+  const std::string_view tail = name.substr(name.size() - pattern.size());
+  std::array<std::uint64_t, 2> numbers{};
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    const bool digit = tail[i] >= '0' && tail[i] <= '9';
+    if (pattern[i] == '#' ? !digit : tail[i] != pattern[i]) return std::nullopt;
+    std::uint64_t& number = numbers[i < pattern.find('o') ? 0 : 1];
+    if (digit) number = 10 * number + static_cast<std::uint64_t>(tail[i] - '0');
+  }
+  return PartName{std::string(name.substr(0, name.size() - pattern.size())), numbers[0], numbers[1]};
+}
+
 }  // namespace
 
 GgufModel::GgufModel(const std::filesystem::path& path) : path_(path) {
@@ -344,20 +363,19 @@ GgufModel::GgufModel(const std::filesystem::path& path) : path_(path) {
 }
 
 void GgufModel::open_parts(std::uint64_t count) {
-  static const std::regex pattern("(.*)-([0-9]{5})-of-([0-9]{5})\\.gguf");
-  std::smatch match;
   const std::string name = path_.filename().string();
   if (count > gguf_limits::parts)
     fail(ErrorCode::corrupt_data, "{}: split.count = {}, at most {} parts are allowed", path_.string(), count,
          gguf_limits::parts);
-  if (!std::regex_match(name, match, pattern) || std::stoull(match[3]) != count)
+  const std::optional<PartName> part_of = parse_part_name(name);
+  if (!part_of || part_of->count != count)
     fail(ErrorCode::corrupt_data, "{}: split.count = {}, but the file is not named NAME-00001-of-{:05}.gguf",
          path_.string(), count, count);
-  const std::string stem = match[1];
+  const std::string stem = part_of->stem;
   const auto part_path = [&](std::uint64_t part) {
     return path_.parent_path() / fmt::format("{}-{:05}-of-{:05}.gguf", stem, part + 1, count);
   };
-  if (split_key(*files_.front(), "split.no") != 0U || std::stoull(match[2]) != 1)
+  if (split_key(*files_.front(), "split.no") != 0U || part_of->number != 1)
     throw Error(ErrorCode::invalid_argument, fmt::format("{} is not the first of {} parts", path_.string(), count),
                 "give " + part_path(0).string());
   for (std::uint64_t part = 1; part < count; ++part) {

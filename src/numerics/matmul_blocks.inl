@@ -14,12 +14,17 @@
 
 namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE {
 
+// Rows of a tile, largest first; what a larger tile leaves goes to the smaller. Fewer kinds compile in a third of the
+// time.
 #if defined(__AVX512F__)
-inline constexpr int kBlockRows = 8, kBlockPanels = 3;
+inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};
+inline constexpr int kBlockPanels = 3;
 #elif defined(__AVX2__)
-inline constexpr int kBlockRows = 6, kBlockPanels = 1;
+inline constexpr std::array<int, 4> kTileRows{6, 3, 2, 1};
+inline constexpr int kBlockPanels = 1;
 #else
-inline constexpr int kBlockRows = 1, kBlockPanels = 1;
+inline constexpr std::array<int, 1> kTileRows{1};
+inline constexpr int kBlockPanels = 1;
 #endif
 inline constexpr std::int64_t kRowGroup = 128;  // rows that pass over a chunk while it is unpacked
 inline constexpr int kMaxSubBlocks = 16;        // of a chunk
@@ -252,54 +257,54 @@ void unpack_group(const std::byte* group, std::uint8_t* to) {
 #endif
 }
 
+inline constexpr std::int64_t kAccStride = kBlockPanels * kPanel;
+
 struct BlockScratch {
   alignas(64) std::array<std::uint8_t, kBlockPanels * kChunk * kPanel> codes;
   alignas(64) std::array<float, kBlockPanels * kMaxSubBlocks * kPanel> scales, mins;
   alignas(64) std::array<float, kRowGroup * kBlockPanels * kPanel> acc, total;
 };
 
-template <Format F>
-struct Block {
-  static constexpr std::int64_t kSub = F == Format::q6_k ? 16 : 32;
-  static constexpr int kSubSteps = kSub / 4;
-  static constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
-  static constexpr bool kMin = F == Format::q4_k || F == Format::q5_k;
-  static constexpr std::int64_t kAccStride = kBlockPanels * kPanel;
-  static constexpr std::int64_t kGroupBytes = 32 * kPanel * code_bits(F) / 8;
+// Sum of the inputs of sub-block b of a row (sums of 16 each).
+template <std::int64_t kSub>
+TIDELOCK_INLINE std::int32_t input_sum(const std::int32_t* sums, std::int64_t b) {
+  return kSub == 16 ? sums[b] : sums[2 * b] + sums[2 * b + 1];
+}
 
-  // Sum of the inputs of sub-block b of a row (sums of 16 each).
-  static TIDELOCK_INLINE std::int32_t input_sum(const std::int32_t* sums, std::int64_t b) {
-    return kSub == 16 ? sums[b] : sums[2 * b] + sums[2 * b + 1];
-  }
-  // The order of the contract, for one output vector and one sub-block.
-  static TIDELOCK_INLINE V16 accumulate(V16 scale, V16 min, float d, std::int32_t sum, I16 dot, V16 acc) {
-    acc = fma(mul(scale, set1(d)), to_floats(dot), acc);
-    if constexpr (kMin) acc = fnma(min, set1(d * static_cast<float>(sum)), acc);
-    return acc;
-  }
+// The order of the contract, for one output vector and one sub-block.
+template <bool kMin>
+TIDELOCK_INLINE V16 accumulate(V16 scale, V16 min, float d, std::int32_t sum, I16 dot, V16 acc) {
+  acc = fma(mul(scale, set1(d)), to_floats(dot), acc);
+  if constexpr (kMin) acc = fnma(min, set1(d * static_cast<float>(sum)), acc);
+  return acc;
+}
 
-  struct Tile {
-    const std::int8_t* q;  // the tile's first row, at the first sub-block
-    std::int64_t in;
-    const float* d;              // of the row; rows are in / 32 apart
-    const std::int32_t* sums;    // of the row; rows are in / 16 apart
-    std::int64_t first, blocks;  // sub-blocks, counted from k = 0
-    const std::uint8_t* codes;   // at the first sub-block
-    std::int64_t codes_stride;   // bytes from panel to panel
-    const float *scales, *mins;  // likewise; panels are kMaxSubBlocks * kPanel apart
-    float* acc;
-  };
+struct Tile {
+  const std::int8_t* q;  // the tile's first row, at the first sub-block
+  std::int64_t in;
+  const float* d;              // of the row; rows are in / 32 apart
+  const std::int32_t* sums;    // of the row; rows are in / 16 apart
+  std::int64_t first, blocks;  // sub-blocks, counted from k = 0
+  std::int32_t code_offset;    // what a stored code is too large by
+  const std::uint8_t* codes;   // at the first sub-block
+  std::int64_t codes_stride;   // bytes from panel to panel
+  const float *scales, *mins;  // likewise; panels are kMaxSubBlocks * kPanel apart
+  float* acc;                  // rows are kAccStride apart
+};
 
+// Tiles over unpacked codes: what they depend on of a format is the length of a sub-block and whether it has a minimum.
+template <std::int64_t kSub, bool kMin>
+struct Tiles {
   template <int R, int P>
-  static void tile(const Tile& t) {
+  static void run(const Tile& t) {
+    constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
     for (std::int64_t b = 0; b < t.blocks; ++b) {
       Dots<R, P> dots;
       repeat<R>([&](auto r) __attribute__((always_inline)) {
-        const std::int32_t start =
-            code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum(t.sums + r * (t.in / 16), t.first + b);
+        const std::int32_t start = -t.code_offset * input_sum<kSub>(t.sums + r * (t.in / 16), t.first + b);
         repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
       });
-      for (int step = 0; step < kSubSteps; ++step) {
+      for (int step = 0; step < kSub / 4; ++step) {
         Codes w[P];
         repeat<P>([&](auto p) __attribute__((always_inline)) {
           w[p] = load_codes(t.codes + p * t.codes_stride + b * kSub * kPanel + step * 64);
@@ -311,25 +316,34 @@ struct Block {
       }
       repeat<R>([&](auto r) __attribute__((always_inline)) {
         const float d = t.d[r * (t.in / kInputBlock) + (t.first + b) / kSubsPerInput];
-        const std::int32_t sum = kMin ? input_sum(t.sums + r * (t.in / 16), t.first + b) : 0;
+        const std::int32_t sum = kMin ? input_sum<kSub>(t.sums + r * (t.in / 16), t.first + b) : 0;
         repeat<P>([&](auto p) __attribute__((always_inline)) {
           float* acc = t.acc + r * kAccStride + p * kPanel;
           const std::int64_t at = (p * kMaxSubBlocks + b) * kPanel;
           const V16 min = kMin ? load(t.mins + at) : V16{};
-          store(acc, accumulate(load(t.scales + at), min, d, sum, dots.v[r][p], load(acc)));
+          store(acc, accumulate<kMin>(load(t.scales + at), min, d, sum, dots.v[r][p], load(acc)));
         });
       });
     }
   }
-  using TileFunction = void (*)(const Tile&);
-  static constexpr auto kTiles = [] {  // [R - 1][P - 1]
-    std::array<std::array<TileFunction, kBlockPanels>, kBlockRows> tiles{};
+  using Function = void (*)(const Tile&);
+  static constexpr auto kFunctions = [] {  // [index into kTileRows][P - 1]
+    std::array<std::array<Function, kBlockPanels>, kTileRows.size()> functions{};
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      ((tiles[I / kBlockPanels][I % kBlockPanels] = &tile<I / kBlockPanels + 1, I % kBlockPanels + 1>), ...);
+      ((functions[I / kBlockPanels][I % kBlockPanels] = &run<kTileRows[I / kBlockPanels], I % kBlockPanels + 1>), ...);
     }
-    (std::make_integer_sequence<int, kBlockRows * kBlockPanels>{});
-    return tiles;
+    (std::make_integer_sequence<int, static_cast<int>(kTileRows.size()) * kBlockPanels>{});
+    return functions;
   }();
+};
+
+template <Format F>
+struct Block {
+  static constexpr std::int64_t kSub = F == Format::q6_k ? 16 : 32;
+  static constexpr int kSubSteps = kSub / 4;
+  static constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
+  static constexpr bool kMin = F == Format::q4_k || F == Format::q5_k;
+  static constexpr std::int64_t kGroupBytes = 32 * kPanel * code_bits(F) / 8;
 
   static void unpack(const MatmulJob& job, std::int64_t panel, std::int64_t panels, std::int64_t chunk,
                      std::int64_t count, BlockScratch& s) {
@@ -389,11 +403,13 @@ struct Block {
       for (std::int64_t k = k0; k < k0 + count;) {
         const std::int64_t stop = std::min((k / segment + 1) * segment, k0 + count);
         const std::int64_t at = (k - k0) / kSub;
-        for (std::int64_t r = 0; r < rows; r += kBlockRows) {
-          const std::int64_t tile_rows = std::min<std::int64_t>(kBlockRows, rows - r), first_row = row + r;
-          kTiles[tile_rows - 1][panels - 1](
+        std::size_t kind = 0;
+        for (std::int64_t r = 0; r < rows; r += kTileRows[kind]) {
+          while (kTileRows[kind] > rows - r) ++kind;
+          const std::int64_t first_row = row + r;
+          Tiles<kSub, kMin>::kFunctions[kind][panels - 1](
               {job.quantized.q + first_row * job.in + k, job.in, job.quantized.d + first_row * (job.in / kInputBlock),
-               job.quantized.sums + first_row * (job.in / 16), k / kSub, (stop - k) / kSub,
+               job.quantized.sums + first_row * (job.in / 16), k / kSub, (stop - k) / kSub, code_offset(F),
                codes.first + (k - k0) * kPanel, codes.stride, s.scales.data() + at * kPanel,
                s.mins.data() + at * kPanel, s.acc.data() + r * kAccStride});
         }
@@ -443,7 +459,8 @@ struct Block {
         const std::int64_t b = g * kSubsPerInput + half, in_chunk = g % kPerChunk * kSubsPerInput + half;
         Dots<R, P> dots;
         repeat<R>([&](auto r) __attribute__((always_inline)) {
-          const std::int32_t start = code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum(sums + r * (in / 16), b);
+          const std::int32_t start =
+              code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum<kSub>(sums + r * (in / 16), b);
           repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
         });
         group_dots<R, P, half * kSubSteps>(dots, q + g * 32, in, codes, stride);
@@ -451,8 +468,8 @@ struct Block {
           const V16 scale = load_scale<F>(chunk + p * stride, in_chunk);
           const V16 min = kMin ? load_min<F>(chunk + p * stride, in_chunk) : V16{};
           repeat<R>([&](auto r) __attribute__((always_inline)) {
-            const std::int32_t sum = kMin ? input_sum(sums + r * (in / 16), b) : 0;
-            acc.v[r][p] = accumulate(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][p], acc.v[r][p]);
+            const std::int32_t sum = kMin ? input_sum<kSub>(sums + r * (in / 16), b) : 0;
+            acc.v[r][p] = accumulate<kMin>(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][p], acc.v[r][p]);
           });
         });
       });
@@ -468,12 +485,12 @@ struct Block {
     write(job, total, P * kPanel, row, R, panel, P);
   }
   using FewFunction = void (*)(const MatmulJob&, std::int64_t row, std::int64_t panel);
-  static constexpr auto kFew = [] {  // [R - 1][P - 1]
-    std::array<std::array<FewFunction, kFewPanels>, kFewRows> tiles{};
+  static constexpr auto kFew = [] {  // [R - 1]: kFewPanels panels, and one
+    std::array<std::array<FewFunction, 2>, kFewRows> tiles{};
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      ((tiles[I / kFewPanels][I % kFewPanels] = &few_rows<I / kFewPanels + 1, I % kFewPanels + 1>), ...);
+      ((tiles[I] = {&few_rows<I + 1, kFewPanels>, &few_rows<I + 1, 1>}), ...);
     }
-    (std::make_integer_sequence<int, kFewRows * kFewPanels>{});
+    (std::make_integer_sequence<int, kFewRows>{});
     return tiles;
   }();
 #endif
@@ -482,10 +499,10 @@ struct Block {
                   std::int64_t panel1) {
 #if defined(__AVX512F__)
     if (row1 - row0 <= kFewRows) {
-      for (std::int64_t panel = panel0; panel < panel1; panel += kFewPanels) {
-        const std::int64_t panels = std::min<std::int64_t>(kFewPanels, panel1 - panel);
-        kFew[row1 - row0 - 1][panels - 1](job, row0, panel);
-      }
+      const auto [several, one] = kFew[row1 - row0 - 1];
+      std::int64_t panel = panel0;
+      for (; panel + kFewPanels <= panel1; panel += kFewPanels) several(job, row0, panel);
+      for (; panel < panel1; ++panel) one(job, row0, panel);
       return;
     }
 #endif
