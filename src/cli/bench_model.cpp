@@ -22,7 +22,7 @@ struct Test {
   std::int64_t prompt = 0, generate = 0, depth = 0, sequences = 1;
 };
 
-struct Options {
+struct BenchModelOptions {
   std::string model;
   std::vector<std::int64_t> prompt{512}, generate{128}, depth{0};
   std::int64_t sequences = 1;
@@ -101,8 +101,8 @@ std::uint64_t bytes_per_step(const model::WeightSource& source, const model::Mod
       .moved_bytes;
 }
 
-nlohmann::json report(const Options& o, const model::WeightSource& source, const model::Model& model, int threads,
-                      const Test& test, const std::vector<double>& seconds) {
+nlohmann::json report(const BenchModelOptions& o, const model::WeightSource& source, const model::Model& model,
+                      int threads, const Test& test, const std::vector<double>& seconds) {
   const double tokens = static_cast<double>((test.prompt + test.generate) * test.sequences);
   std::vector<double> rates;
   std::vector<std::int64_t> nanoseconds;
@@ -167,7 +167,7 @@ int answer_lines(Runner& runner, const model::WeightSource& source, const model:
   return 0;
 }
 
-std::vector<Test> list_tests(const Options& o) {
+std::vector<Test> list_tests(const BenchModelOptions& o) {
   std::vector<Test> tests;
   for (const auto depth : o.depth) {
     for (const auto n : o.prompt)
@@ -179,7 +179,7 @@ std::vector<Test> list_tests(const Options& o) {
   return tests;
 }
 
-int run(const Options& o) {
+int run(const BenchModelOptions& o) {
   const auto source = model::open_weights(o.model);
   const auto model = model::load_model(*source, false);
   const int threads = resolve_threads(o.threads);
@@ -204,7 +204,7 @@ int run(const Options& o) {
 }  // namespace
 
 Action add_bench_model(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BenchModelOptions>();
   const auto range = CLI::Range(std::int64_t{0}, std::int64_t{1} << 20);
   app.add_option("model", o->model, "checkpoint folder or .gguf file")->required();
   app.add_option("-p", o->prompt, "prompt lengths, comma-separated; 0: none")->delimiter(',')->check(range);

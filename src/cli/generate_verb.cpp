@@ -12,7 +12,7 @@
 namespace tidelock::cli {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string model, prompt, chat, system, adapter, tools;
   engine::SamplingParams sampling;
   std::int64_t seed = 0;
@@ -20,7 +20,7 @@ struct Options {
   bool thinking = false, stats = false;
 };
 
-std::vector<std::int32_t> make_prompt(const Options& o, const model::Tokenizer& tokenizer) {
+std::vector<std::int32_t> make_prompt(const GenerateOptions& o, const model::Tokenizer& tokenizer) {
   if (o.chat.empty()) return tokenizer.encode_text(o.prompt);
   std::vector<model::Message> messages;
   if (!o.system.empty()) messages.push_back({.role = "system", .content = o.system});
@@ -68,7 +68,7 @@ class ChatPrinter {
   model::AssistantParser parser_;
 };
 
-int run(Options& o) {
+int run(GenerateOptions& o) {
   if (o.prompt.empty() == o.chat.empty())
     throw Error(ErrorCode::invalid_argument, "give either --prompt or --chat",
                 "--prompt continues text, --chat asks as a user");
@@ -109,7 +109,7 @@ int run(Options& o) {
 }  // namespace
 
 Action add_generate(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GenerateOptions>();
   app.add_option("model", o->model, "checkpoint folder with its tokenizer, or .gguf file with its vocabulary")
       ->required();
   app.add_option("--prompt", o->prompt, "text to continue");

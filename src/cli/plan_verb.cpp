@@ -10,7 +10,7 @@
 namespace tidelock::cli {
 namespace {
 
-struct Options {
+struct PlanOptions {
   std::string model, memory, nvme, bandwidth, context;
   std::int64_t sequences = 1;
   int threads = 0;
@@ -94,7 +94,7 @@ void print_json(const model::Plan& p, const model::PlanRequest& r) {
   fmt::print("{}\n", out.dump());
 }
 
-int run(const Options& o) {
+int run(const PlanOptions& o) {
   const Shape shape = read_shape(o.model);
   model::PlanRequest request;
   const std::int64_t most = shape.model->config().max_context;
@@ -123,7 +123,7 @@ int run(const Options& o) {
 }  // namespace
 
 Action add_plan(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<PlanOptions>();
   app.add_option("model", o->model, "checkpoint folder, .gguf file, or a config.json without weights")->required();
   app.add_option("--memory", o->memory, "such as 64G (powers of 1024); without it what is free here");
   app.add_option("--nvme", o->nvme, "read rate of the drive, such as 7GB/s; without it nothing is streamed");

@@ -12,7 +12,7 @@
 namespace tidelock::cli {
 namespace {
 
-struct Options {
+struct SandboxOptions {
   std::string directory, id, name, image = "busybox", snapshot, accelerator = "auto", workdir = "/root";
   std::uint64_t memory_mib = 256, disk_mib = 64;
   int processes = 64, count = 1;
@@ -21,14 +21,14 @@ struct Options {
   std::vector<std::string> command, environment;
 };
 
-std::unique_ptr<sandbox::Runtime> open_runtime(const Options& o) {
+std::unique_ptr<sandbox::Runtime> open_runtime(const SandboxOptions& o) {
   sandbox::MicrovmOptions options;
   options.directory = o.directory;
   options.accelerator = o.accelerator;
   return sandbox::make_microvm_runtime(options);
 }
 
-sandbox::Spec spec_of(const Options& o) {
+sandbox::Spec spec_of(const SandboxOptions& o) {
   sandbox::Spec spec;
   spec.image = o.image;
   spec.snapshot = o.snapshot;
@@ -43,7 +43,7 @@ void write_through(std::FILE* file, std::string_view bytes) {
     fail(ErrorCode::io, "cannot write what the command printed");
 }
 
-int exec(const Options& o) {
+int exec(const SandboxOptions& o) {
   const auto runtime = open_runtime(o);
   sandbox::ExecRequest request;
   request.argv = o.command;
@@ -67,7 +67,7 @@ int exec(const Options& o) {
   return result.exit_code;
 }
 
-int list(const Options& o) {
+int list(const SandboxOptions& o) {
   std::printf("%-9s %-26s %-9s %-26s %7s %9s  %s\n", "KIND", "NAME", "STATE", "FROM", "MEMORY", "PRIVATE", "CREATED");
   for (const sandbox::Listing& entry : open_runtime(o)->list()) {
     char created[32] = "-";
@@ -83,7 +83,7 @@ int list(const Options& o) {
   return 0;
 }
 
-int create(const Options& o) {
+int create(const SandboxOptions& o) {
   const auto runtime = open_runtime(o);
   const auto box = runtime->create(spec_of(o));
   box->keep();
@@ -91,7 +91,7 @@ int create(const Options& o) {
   return 0;
 }
 
-int fork(const Options& o) {
+int fork(const SandboxOptions& o) {
   const auto runtime = open_runtime(o);
   for (const auto& box : runtime->open(o.id)->fork(o.count)) {
     box->keep();
@@ -100,7 +100,7 @@ int fork(const Options& o) {
   return 0;
 }
 
-int remove(const Options& o) {
+int remove(const SandboxOptions& o) {
   const auto runtime = open_runtime(o);
   if (!o.name.empty()) {
     runtime->remove_snapshot(o.name);
@@ -120,7 +120,7 @@ struct Verb {
 }  // namespace
 
 Action add_sandbox(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<SandboxOptions>();
   app.require_subcommand(1);
   app.add_option("--dir", o->directory, "state directory: templates, layers, disks, journal; made at first use")
       ->required();
@@ -133,7 +133,7 @@ Action add_sandbox(CLI::App& app) {
     verbs->push_back({sub, std::move(run)});
     return sub;
   };
-  const auto on_box = [o](void (*act)(sandbox::Sandbox&, const Options&)) {
+  const auto on_box = [o](void (*act)(sandbox::Sandbox&, const SandboxOptions&)) {
     return [o, act] {
       const auto runtime = open_runtime(*o);
       act(*runtime->open(o->id), *o);
@@ -163,21 +163,22 @@ Action add_sandbox(CLI::App& app) {
   run->add_option("--workdir", o->workdir, "where it runs");
   run->add_flag("--stdin", o->input, "hands standard input to the command");
   need_id(add("pause", "writes memory to disk and ends the process: nothing stays resident",
-              on_box([](sandbox::Sandbox& box, const Options&) { box.pause(); })));
+              on_box([](sandbox::Sandbox& box, const SandboxOptions&) { box.pause(); })));
   need_id(add("resume", "goes on where it was paused",
-              on_box([](sandbox::Sandbox& box, const Options&) { box.resume(); })));
+              on_box([](sandbox::Sandbox& box, const SandboxOptions&) { box.resume(); })));
   need_id(add("checkpoint", "keeps the present state for revert; the sandbox runs on",
-              on_box([](sandbox::Sandbox& box, const Options&) { box.checkpoint(); })));
+              on_box([](sandbox::Sandbox& box, const SandboxOptions&) { box.checkpoint(); })));
   CLI::App* revert = add("revert", "back to the last checkpoint, or to a snapshot",
-                         on_box([](sandbox::Sandbox& box, const Options& given) { box.revert(given.name); }));
+                         on_box([](sandbox::Sandbox& box, const SandboxOptions& given) { box.revert(given.name); }));
   need_id(revert);
   revert->add_option("--snapshot", o->name, "its name");
   CLI::App* copies =
       add("fork", "copies a sandbox with its memory; prints the copies' names", [o] { return fork(*o); });
   need_id(copies);
   copies->add_option("--count", o->count, "copies")->check(CLI::Range(1, 100));
-  CLI::App* snapshot = add("snapshot", "keeps the present state under a name, for create --from and revert",
-                           on_box([](sandbox::Sandbox& box, const Options& given) { box.snapshot(given.name); }));
+  CLI::App* snapshot =
+      add("snapshot", "keeps the present state under a name, for create --from and revert",
+          on_box([](sandbox::Sandbox& box, const SandboxOptions& given) { box.snapshot(given.name); }));
   need_id(snapshot);
   snapshot->add_option("name", o->name, "its name")->required();
   add("ls", "sandboxes, snapshots and templates", [o] { return list(*o); });

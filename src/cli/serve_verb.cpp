@@ -8,7 +8,7 @@
 namespace tidelock::cli {
 namespace {
 
-struct Options {
+struct ServeOptions {
   std::string model, adapter, keys;
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
@@ -19,7 +19,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-int run(Options& o) {
+int run(ServeOptions& o) {
   const auto model = model::load_model(o.model, false);
   const auto tokenizer = model::load_tokenizer(o.model);
   std::shared_ptr<const model::Adapter> adapter;
@@ -40,7 +40,7 @@ int run(Options& o) {
 }  // namespace
 
 Action add_serve(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ServeOptions>();
   app.add_option("model", o->model, "checkpoint folder with its tokenizer, or .gguf file with its vocabulary")
       ->required();
   app.add_option("--host", o->serve.host, "IP address to listen on")->capture_default_str();

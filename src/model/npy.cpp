@@ -114,7 +114,7 @@ class HeaderReader {
   std::size_t at_ = 0;
 };
 
-std::optional<std::size_t> element_count(std::span<const std::int64_t> shape) {
+std::optional<std::size_t> npy_elements(std::span<const std::int64_t> shape) {
   std::int64_t count = 1;
   for (const std::int64_t dimension : shape)
     if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) return std::nullopt;
@@ -139,7 +139,7 @@ std::pair<std::size_t, std::size_t> header_range(const std::string& file, std::s
 
 template <typename T>
 std::vector<T> copy_values(const std::string& file, std::string_view data, std::span<const std::int64_t> shape) {
-  const auto count = element_count(shape);
+  const auto count = npy_elements(shape);
   // Compared by division: count * sizeof(T) might not fit.
   if (!count || data.size() % sizeof(T) != 0 || data.size() / sizeof(T) != *count)
     fail(ErrorCode::corrupt_data, "{}: shape ({}) with elements of {} bytes does not fit {} bytes of data", file,
@@ -211,7 +211,7 @@ std::vector<TokenId> text_tokens(const std::string& file, std::string_view text)
 void write_npy(const std::filesystem::path& path, std::span<const float> values,
                const std::vector<std::int64_t>& shape) {
   // NumPy reads no more than 32 dimensions; this also keeps the header within its 16-bit length.
-  if (shape.size() > 32 || element_count(shape) != values.size())
+  if (shape.size() > 32 || npy_elements(shape) != values.size())
     fail(ErrorCode::invalid_argument, "{}: shape ({}) does not fit {} values", path.string(), fmt::join(shape, ", "),
          values.size());
   // A tuple of one has a comma behind it.

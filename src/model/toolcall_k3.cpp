@@ -87,7 +87,7 @@ class K3Reader final : public TurnReader {
     tools,
     call,
     argument,
-    json,
+    json_block,
     after_tools,
     after_message,
     end
@@ -138,7 +138,7 @@ std::string K3Reader::describe(Place place) {
       return "inside a call";
     case Place::argument:
       return "inside an argument";
-    case Place::json:
+    case Place::json_block:
       return "inside a json block";
     case Place::after_tools:
       return "after tools";
@@ -186,7 +186,7 @@ std::optional<TurnEvent> K3Reader::feed_text(std::string_view bytes) {
     case Place::argument:
       arguments_.back().value += text;
       return event(Kind::argument_text, text);
-    case Place::json:
+    case Place::json_block:
       *raw_ += text;
       return event(Kind::argument_text, text);
     default:
@@ -220,7 +220,7 @@ std::optional<TurnEvent> K3Reader::open_tag(const std::string& tag, const Attrib
   } else if (tag == "json" && place_ == Place::call && !raw_ && arguments_.empty()) {
     if (!has_only(attributes, {"type"}) || attributes[0].second != "object")
       return malformed(fmt::format("tag {}: expected json type=\"object\"", quote(tag_text_)));
-    place_ = Place::json;
+    place_ = Place::json_block;
     raw_.emplace();
     return event(Kind::argument_begin, "", "raw");
   } else {
@@ -241,7 +241,7 @@ std::optional<TurnEvent> K3Reader::close_tag(const std::string& tag) {
       closes("message", Place::after_tools, Place::after_message))
     return std::nullopt;
   if (closes("argument", Place::argument, Place::call)) return close_argument();
-  if (closes("json", Place::json, Place::call)) return event(Kind::argument_end);
+  if (closes("json", Place::json_block, Place::call)) return event(Kind::argument_end);
   if (closes("call", Place::call, Place::tools)) return close_call();
   return malformed(fmt::format("closing tag {} {}", quote(tag), describe(place_)));
 }

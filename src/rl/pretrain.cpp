@@ -84,7 +84,7 @@ void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::pa
 }
 
 // Everything that lives through the run.
-struct Run {
+struct PretrainRun {
   const Settings& settings;
   Team team;
   model::Tokenizer tokenizer;
@@ -98,7 +98,7 @@ struct Run {
   std::vector<float> gradient;
   std::uint64_t seed;
 
-  Run(const Settings& s, int threads)
+  PretrainRun(const Settings& s, int threads)
       : settings(s),
         team(threads),
         tokenizer(model::Tokenizer::load(s.text("model.tokenizer"))),
@@ -214,7 +214,7 @@ Schema pretrain_schema() {
 void pretrain(const Settings& settings, const std::filesystem::path& out, int threads,
               const std::function<void(const PretrainProgress&)>& progress) {
   using Clock = std::chrono::steady_clock;
-  Run run(settings, threads);
+  PretrainRun run(settings, threads);
   const std::int64_t steps = settings.integer("train.steps"), stop_after = settings.integer("train.stop_after");
   const std::int64_t last = stop_after > 0 ? std::min(steps, stop_after) : steps;
   const std::int64_t every = settings.integer("train.log_every");

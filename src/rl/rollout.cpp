@@ -16,10 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // One trajectory under way. Only the driving thread touches it, except that a job owns `box` between post and report.
 struct Actor {
   const RolloutGroup* group = nullptr;

@@ -23,10 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kFrameSeconds = 0.12;  // between frames of the view
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 double tool_rate(std::span<const Trajectory> trajectories) {
   double calls = 0;
   for (const auto& t : trajectories) calls += static_cast<double>(t.tool_calls);

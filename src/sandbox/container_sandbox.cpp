@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "sandbox/command.hpp"
@@ -22,14 +23,10 @@ namespace {
 constexpr auto kReadyPatience = 60s;    // for a container to come up on a crowded machine
 constexpr auto kKillPatience = 10s;     // for init to report the end of a command that was killed
 constexpr auto kRemovalPatience = 30s;  // for the kernel to take a container apart
-constexpr auto kFilePatience = 60s;
+constexpr auto kTransferPatience = 60s;
 constexpr std::chrono::hours kLongest{24 * 365};  // of a command; keeps the clock's arithmetic in range
 constexpr auto kFreezeLook = 50us;
 constexpr auto kFreezePatience = 200ms;  // processes in the middle of a system call freeze at its end
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Adds the life of the object to `total`.
 class Stopwatch {
@@ -289,7 +286,7 @@ void ContainerSandbox::write_file(const std::string& path, std::string_view cont
   request.mode = static_cast<std::uint32_t>(mode);
   ExecRequest io;
   io.input = content;
-  io.timeout = kFilePatience;
+  io.timeout = kTransferPatience;
   file_operation(request, io);
 }
 
@@ -299,7 +296,7 @@ std::string ContainerSandbox::read_file(const std::string& path, std::uint64_t l
   request.path = path;
   request.limit = limit;
   ExecRequest io;
-  io.timeout = kFilePatience;
+  io.timeout = kTransferPatience;
   io.output_limit = limit;
   return std::move(file_operation(request, io).output);
 }

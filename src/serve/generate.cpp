@@ -21,10 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using asio::use_awaitable;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // Lets the connection's coroutine sleep until the engine's thread has something for it. All but notify() belongs to the
 // connection's strand.
 class Bell : public std::enable_shared_from_this<Bell> {

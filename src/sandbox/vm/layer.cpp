@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMagic = "TLPAGES1";
-constexpr std::uint32_t kVersion = 1, kZero = ~0U;
+constexpr std::uint32_t kLayerVersion = 1, kZero = ~0U;
 constexpr std::size_t kHeader = 32, kEntry = 16;
 constexpr std::array<std::byte, kPage> kZeros{};
 
@@ -54,7 +54,7 @@ void write_all(int file, const fs::path& path, std::vector<iovec> parts) {
 
 PageLayer::PageLayer(const fs::path& path, std::uint64_t memory_bytes) : path_(path), file_(path) {
   const std::string_view bytes(reinterpret_cast<const char*>(file_.bytes().data()), file_.bytes().size());
-  if (bytes.size() < kHeader || bytes.substr(0, 8) != kMagic || get_u32(bytes, 8) != kVersion) {
+  if (bytes.size() < kHeader || bytes.substr(0, 8) != kMagic || get_u32(bytes, 8) != kLayerVersion) {
     fail_layer(path, "not a page layer of version 1");
   }
   if (get_u32(bytes, 12) != kPage || get_u64(bytes, 16) != memory_bytes) {
@@ -158,7 +158,7 @@ LayerSize write_layer(const fs::path& path, const PageChain& chain, std::span<co
     ++size.pages;
   }
   std::string index(kMagic);
-  put_u32(index, kVersion);
+  put_u32(index, kLayerVersion);
   put_u32(index, kPage);
   put_u64(index, chain.memory_bytes());
   put_u64(index, size.pages);

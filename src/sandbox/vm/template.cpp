@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kManifestVersion = 1;
 constexpr std::chrono::seconds kBootPatience{90};
 constexpr std::uint64_t kMiB = 1U << 20;
 
@@ -69,7 +69,7 @@ void build_disk(const fs::path& root, const fs::path& disk, std::uint64_t bytes)
 }
 
 Json manifest_of(const Template& made, const std::string& recipe) {
-  return {{"version", kVersion},
+  return {{"version", kManifestVersion},
           {"recipe", recipe},
           {"emulator", made.emulator},
           {"accelerator", made.shape.accelerator},
@@ -201,10 +201,10 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
          spec.memory_bytes, 96 * kMiB);
   }
   // A folder is taken by its name: whoever changes what it holds gives the build another name.
-  const std::string recipe =
-      fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", kVersion, sha256_hex(initrd), kernel.image.filename().string(),
-                  spec.image == "busybox" ? spec.image : fs::canonical(image).string(), made.emulator,
-                  made.shape.accelerator, made.shape.memory_bytes, made.shape.disk_bytes);
+  const std::string recipe = fmt::format(
+      "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", kManifestVersion, sha256_hex(initrd), kernel.image.filename().string(),
+      spec.image == "busybox" ? spec.image : fs::canonical(image).string(), made.emulator, made.shape.accelerator,
+      made.shape.memory_bytes, made.shape.disk_bytes);
   made.key = sha256_hex(recipe).substr(0, 24);
   if (fs::exists(root / made.key / "manifest.json")) {
     fs::remove_all(work);
@@ -243,8 +243,8 @@ Template open_template(const std::string& key, const fs::path& root, const Emula
     fail(ErrorCode::not_found, "template {}: no manifest at {}", key, path.string());
   }
   const Json manifest = Json::parse(read_file(path, kMiB), nullptr, false);
-  if (!manifest.is_object() || manifest.value("version", 0) != kVersion) {
-    fail(ErrorCode::corrupt_data, "{}: not a template's manifest of version {}", path.string(), kVersion);
+  if (!manifest.is_object() || manifest.value("version", 0) != kManifestVersion) {
+    fail(ErrorCode::corrupt_data, "{}: not a template's manifest of version {}", path.string(), kManifestVersion);
   }
   try {
     out.shape = {manifest.at("accelerator"), manifest.at("memory_bytes"), manifest.at("disk_bytes")};

@@ -1,0 +1,12 @@
+// Time as programs measure it.
+#pragma once
+
+#include <chrono>
+
+namespace tidelock {
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace tidelock
