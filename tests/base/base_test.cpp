@@ -8,7 +8,7 @@
 #include <numeric>
 
 namespace tidelock {
-namespace {
+namespace base_test {
 
 std::filesystem::path scratch(const std::string& name) {
   auto path = std::filesystem::temp_directory_path() / fmt::format("tidelock-base-{}-{}", ::getpid(), name);
@@ -76,5 +76,5 @@ TEST(Team, CoversEveryIndexOnceAndRethrows) {
   }
 }
 
-}  // namespace
+}  // namespace base_test
 }  // namespace tidelock

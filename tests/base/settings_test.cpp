@@ -8,7 +8,7 @@
 #include "base/files.hpp"
 
 namespace tidelock {
-namespace {
+namespace settings_test {
 
 Schema example() {
   Schema schema;
@@ -218,5 +218,5 @@ TEST(Settings, LoadReadsAFile) {
   std::filesystem::remove(path);
 }
 
-}  // namespace
+}  // namespace settings_test
 }  // namespace tidelock

@@ -9,7 +9,7 @@
 #include "model/small_model.hpp"
 
 namespace tidelock::engine {
-namespace {
+namespace engine_test {
 
 using namespace model::testing;
 using Tokens = std::vector<std::int32_t>;
@@ -251,5 +251,5 @@ TEST_P(EngineTest, AdaptersStayWithTheirSequences) {
   EXPECT_NE(sampled[with], sampled[without]) << "the adapter must matter";
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace tidelock::engine

@@ -8,7 +8,7 @@
 #include "train/train.hpp"
 
 namespace tidelock::engine {
-namespace {
+namespace mismatch_test {
 
 using namespace model::testing;
 using Tokens = std::vector<std::int32_t>;
@@ -152,5 +152,5 @@ TEST_P(Mismatch, OneChangedTokenIsCaught) {
       << "other sequences must not notice";
 }
 
-}  // namespace
+}  // namespace mismatch_test
 }  // namespace tidelock::engine

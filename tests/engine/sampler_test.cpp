@@ -10,7 +10,7 @@
 #include "engine/engine.hpp"
 
 namespace tidelock::engine {
-namespace {
+namespace sampler_test {
 
 // ---- plan_step ------------------------------------------------------------------------------------------------------
 
@@ -223,5 +223,5 @@ TEST(Sample, ExtremeLogitsStayInTheVocabulary) {
     }
 }
 
-}  // namespace
+}  // namespace sampler_test
 }  // namespace tidelock::engine

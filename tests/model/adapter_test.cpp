@@ -10,7 +10,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace adapter_test {
 
 using namespace testing;
 
@@ -206,5 +206,5 @@ TEST_P(AdapterIo, MapsThatTakeNoAdapterRefuseOne) {
   EXPECT_THROW(Adapter(*model, 0, 4), Error);
 }
 
-}  // namespace
+}  // namespace adapter_test
 }  // namespace tidelock::model

@@ -8,7 +8,7 @@
 #include "model/toolcall.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace chat_k2_test {
 
 using testing::assistant;
 using testing::expect_refused;
@@ -252,5 +252,5 @@ TEST(ChatK2, WhatTheProtocolHasNoWordsForIsRefused) {
             render_chat(k2_tokenizer(true), {}, {}, {}, true));
 }
 
-}  // namespace
+}  // namespace chat_k2_test
 }  // namespace tidelock::model

@@ -9,7 +9,7 @@
 #include "model/toolcall_arguments.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace chat_test {
 
 const Tokenizer& tokenizer() {
   static const Tokenizer loaded =
@@ -507,5 +507,5 @@ TEST(RoundTrip, RandomTokensNeverThrowAndNeverInventACall) {
   }));
 }
 
-}  // namespace
+}  // namespace chat_test
 }  // namespace tidelock::model

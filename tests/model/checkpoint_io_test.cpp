@@ -13,7 +13,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace checkpoint_io_test {
 
 using namespace testing;
 
@@ -222,5 +222,5 @@ TEST_P(CheckpointIo, ABadConfigIsRefusedBeforeAnyWeight) {
   expect_load_refused("config.json", ErrorCode::not_found);
 }
 
-}  // namespace
+}  // namespace checkpoint_io_test
 }  // namespace tidelock::model

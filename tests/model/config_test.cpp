@@ -13,7 +13,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace config_test {
 
 using namespace testing;
 using nlohmann::json;
@@ -386,5 +386,5 @@ TEST(Config, WrittenConfigsAreReadBack) {
   }
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace tidelock::model

@@ -8,7 +8,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace convert_test {
 
 using namespace testing;
 
@@ -207,5 +207,5 @@ TEST(ConvertNano, KeepsItsTokenizerAndItsTokens) {
   EXPECT_EQ(read_file(back / "tiktoken.model"), read_file(nano / "tiktoken.model"));
 }
 
-}  // namespace
+}  // namespace convert_test
 }  // namespace tidelock::model

@@ -9,7 +9,7 @@
 #include "model/small_model.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace forward_test {
 
 using namespace testing;
 using Tokens = std::vector<std::int32_t>;
@@ -347,5 +347,5 @@ TEST_P(Forward, AWrongPositionIsCaught) {
   EXPECT_FALSE(same_bits(runner.run(state, piece(tokens, 20, kTokens)), whole.part(20, kTokens)));
 }
 
-}  // namespace
+}  // namespace forward_test
 }  // namespace tidelock::model

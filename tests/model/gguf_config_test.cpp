@@ -6,7 +6,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace gguf_config_test {
 
 using namespace testing;
 
@@ -220,5 +220,5 @@ TEST(GgufMetadataOf, NamesWhatAnArchitectureCannotSay) {
   refused(c, "use_full_rank_gate = false");
 }
 
-}  // namespace
+}  // namespace gguf_config_test
 }  // namespace tidelock::model

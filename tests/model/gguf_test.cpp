@@ -10,7 +10,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace gguf_test {
 
 using namespace testing;
 
@@ -260,5 +260,5 @@ TEST_F(GgufParts, MissingSwappedAndRepeatedOnesAreRefused) {
   expect_refused(ErrorCode::corrupt_data, "is not named", [&] { GgufModel model(path); });
 }
 
-}  // namespace
+}  // namespace gguf_test
 }  // namespace tidelock::model

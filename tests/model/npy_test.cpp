@@ -8,7 +8,7 @@
 #include "base/base.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace npy_test {
 
 class Npy : public ::testing::Test {
  protected:
@@ -134,5 +134,5 @@ TEST_F(Npy, TokenFilesAreArraysOrText) {
   refused(image("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", le12));
 }
 
-}  // namespace
+}  // namespace npy_test
 }  // namespace tidelock::model

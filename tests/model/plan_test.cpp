@@ -7,7 +7,7 @@
 #include "state/state.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace plan_test {
 
 using namespace testing;
 
@@ -142,5 +142,5 @@ TEST(PlanK3, ThePublishedConfigNeedsWhatIsPublished) {
   EXPECT_GT(plan.tokens_per_second, 0);
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace tidelock::model

@@ -11,7 +11,7 @@
 #include "base/base.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace safetensors_test {
 
 std::filesystem::path scratch(const std::string& name) {
   auto path = std::filesystem::temp_directory_path() / fmt::format("tidelock-safetensors-{}-{}", ::getpid(), name);
@@ -260,5 +260,5 @@ TEST_F(Shards, SingleFilesOpenDirectlyOrByFolder) {
   EXPECT_SAYS(refused(), "both");
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace tidelock::model

@@ -11,7 +11,7 @@
 #include "model/tokenizer.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace tokenizer_gguf_test {
 
 using testing::expect_refused;
 using testing::k2_tokenizer;
@@ -143,5 +143,5 @@ TEST(TokenizerGguf, ListsThatDoNotFitTogetherAreRefused) {
   refused(unsupported, "merges in another order", [](auto& v) { v.merges[6] = v.merges[5]; });
 }
 
-}  // namespace
+}  // namespace tokenizer_gguf_test
 }  // namespace tidelock::model

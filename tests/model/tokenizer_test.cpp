@@ -13,7 +13,7 @@
 #include "model/pretokenizer.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace tokenizer_test {
 
 const std::filesystem::path fixtures = std::filesystem::path(TIDELOCK_SOURCE_DIR) / "tests/model/fixtures";
 
@@ -282,5 +282,5 @@ TEST_F(Files, BadSpecialsAreRefused) {
   EXPECT_SAYS(refused(), "not a JSON object");
 }
 
-}  // namespace
+}  // namespace tokenizer_test
 }  // namespace tidelock::model

@@ -8,7 +8,7 @@
 #include "model/toolcall.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace toolcall_k2_test {
 
 using testing::assistant;
 using testing::k2_tokenizer;
@@ -258,5 +258,5 @@ TEST(RoundTripK2, RandomTokensNeverThrowAndNeverInventACall) {
   }));
 }
 
-}  // namespace
+}  // namespace toolcall_k2_test
 }  // namespace tidelock::model

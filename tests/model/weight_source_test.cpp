@@ -11,7 +11,7 @@
 #include "model/temporary_folder.hpp"
 
 namespace tidelock::model {
-namespace {
+namespace weight_source_test {
 
 using namespace testing;
 
@@ -257,5 +257,5 @@ TEST(OpenWeights, SaysWhatAPathIsNot) {
   expect_refused(ErrorCode::not_found, "config.json", [&] { open_weights(folder.path); });
 }
 
-}  // namespace
+}  // namespace weight_source_test
 }  // namespace tidelock::model

@@ -5,7 +5,7 @@
 #include "numerics/attention_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace attention_backward_test {
 
 class AttentionBackward : public RowOps {};
 
@@ -260,5 +260,5 @@ TEST_F(AttentionBackward, IndexHasTheSameBitsOnEveryInstructionSet) {
     }
 }
 
-}  // namespace
+}  // namespace attention_backward_test
 }  // namespace tidelock::numerics::testing

@@ -8,7 +8,7 @@
 #include "numerics/attention_kernels.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace attention_test {
 
 class Attention : public RowOps {};
 
@@ -286,5 +286,5 @@ TEST_F(Attention, TopKEdges) {
   EXPECT_EQ(select_top_k(scores, 0, 9, out), 0);
 }
 
-}  // namespace
+}  // namespace attention_test
 }  // namespace tidelock::numerics::testing

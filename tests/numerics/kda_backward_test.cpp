@@ -5,7 +5,7 @@
 #include "numerics/kda_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace kda_backward_test {
 
 class KdaBackward : public RowOps {};
 
@@ -145,5 +145,5 @@ TEST_F(KdaBackward, AddsToWhatIsThereHeadByHead) {
   for (std::size_t i = 0; i < d.q.size(); ++i) ASSERT_EQ(d.q[i], 1.0F + whole.q[i]);
 }
 
-}  // namespace
+}  // namespace kda_backward_test
 }  // namespace tidelock::numerics::testing

@@ -8,7 +8,7 @@
 #include "numerics/kda_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace kda_test {
 
 class Kda : public RowOps {};
 
@@ -220,5 +220,5 @@ TEST_F(Kda, RefusesOtherSizes) {
   EXPECT_NO_THROW(run(32, 32, 0, 2));
 }
 
-}  // namespace
+}  // namespace kda_test
 }  // namespace tidelock::numerics::testing

@@ -7,7 +7,7 @@
 #include "numerics/rowops_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace math_test {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::uint32_t kNanBits = 0x7FC00000U;
@@ -157,5 +157,5 @@ TEST_F(Math, TanhIsOdd) {
   });
 }
 
-}  // namespace
+}  // namespace math_test
 }  // namespace tidelock::numerics::testing

@@ -17,7 +17,7 @@
 #include "numerics/paths.hpp"
 
 namespace tidelock::numerics {
-namespace {
+namespace matmul_test {
 
 enum class Values {
   plain,    // both signs, 13 exponents: nearly every addition of bf16 products rounds
@@ -428,5 +428,5 @@ TEST(Matmul, EmptyIsNothing) {
   EXPECT_EQ(y[0], 0.0F);  // a gradient over no rows is zero
 }
 
-}  // namespace
+}  // namespace matmul_test
 }  // namespace tidelock::numerics

@@ -17,7 +17,7 @@
 #include "numerics/paths.hpp"
 
 namespace tidelock::numerics {
-namespace {
+namespace quant_test {
 
 constexpr Format kBlockFormats[] = {Format::q8_0, Format::q4_k, Format::q5_k, Format::q6_k, Format::mxfp4};
 
@@ -343,5 +343,5 @@ TEST(Quant, WhatIsNotFiniteIsFound) {
   }
 }
 
-}  // namespace
+}  // namespace quant_test
 }  // namespace tidelock::numerics

@@ -6,7 +6,7 @@
 #include "numerics/rowops_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace rowops_backward_test {
 
 using Doubles = std::vector<double>;
 using Forward = std::function<Doubles(const std::vector<Doubles>&)>;
@@ -455,5 +455,5 @@ TEST_F(RowOpsBackward, ParameterGradientsMayBeNull) {
   both_equal("block_mix");
 }
 
-}  // namespace
+}  // namespace rowops_backward_test
 }  // namespace tidelock::numerics::testing

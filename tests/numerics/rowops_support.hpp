@@ -14,6 +14,7 @@
 #include "base/random.hpp"
 #include "base/team.hpp"
 #include "numerics/isa.hpp"
+#include "numerics/paths.hpp"
 #include "numerics/rowops_kernels.hpp"
 #include "numerics/rowops_reference.hpp"
 
@@ -36,13 +37,6 @@ inline std::int64_t first_difference(const Floats& a, const Floats& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
     if (!same(a[i], b[i])) return static_cast<std::int64_t>(i);
   return -1;
-}
-
-inline std::vector<Isa> available_isas() {
-  std::vector<Isa> result;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512bf16})
-    if (isa_available(isa)) result.push_back(isa);
-  return result;
 }
 
 // Restores the instruction set; the thread flushes denormals, as every computing thread does.

@@ -6,7 +6,7 @@
 #include "numerics/rowops_support.hpp"
 
 namespace tidelock::numerics::testing {
-namespace {
+namespace rowops_test {
 
 using Fill = Floats (*)(Random&, Index);
 Floats ordinary(Random& random, Index n) {
@@ -477,5 +477,5 @@ TEST_F(RowOps, RoundToBf16IsToBf16Everywhere) {
   }
 }
 
-}  // namespace
+}  // namespace rowops_test
 }  // namespace tidelock::numerics::testing

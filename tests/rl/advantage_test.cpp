@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace advantage_test {
 
 const std::vector<double> kRewards{1, 0, 0, 0, /**/ 1, 1, 1, 1, /**/ 0.5, 0, 1, 0};
 const std::vector<std::int64_t> kGroups{7, 7, 7, 7, 2, 2, 2, 2, 5, 5, 5, 5};
@@ -114,5 +114,5 @@ TEST(Advantage, OverlongPenaltyIsDaposRamp) {
   EXPECT_THROW(overlong_penalty(5, 10, 11), Error);
 }
 
-}  // namespace
+}  // namespace advantage_test
 }  // namespace tidelock::rl

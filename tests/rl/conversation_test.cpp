@@ -11,7 +11,7 @@
 #include "rl/tool.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace conversation_test {
 
 using testing::nano_tokenizer;
 using Tokens = std::vector<std::int32_t>;
@@ -109,5 +109,5 @@ TEST(Conversation, TextOfToolsAndUsersIsNeverMarkup) {
   EXPECT_EQ(specials(episode, "1"), plain);
 }
 
-}  // namespace
+}  // namespace conversation_test
 }  // namespace tidelock::rl

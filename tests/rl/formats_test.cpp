@@ -19,9 +19,9 @@
 #include "rl/tensorboard.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace formats_test {
 
-class Formats : public testing::Test {
+class Formats : public ::testing::Test {
  protected:
   void SetUp() override {
     root_ = std::filesystem::temp_directory_path() / fmt::format("tidelock-formats-{}", ::getpid());
@@ -286,5 +286,5 @@ TEST_F(Formats, TensorBoardDamageIsNotATornTail) {
   EXPECT_THROW(read_tensorboard(path), Error);
 }
 
-}  // namespace
+}  // namespace formats_test
 }  // namespace tidelock::rl

@@ -11,10 +11,10 @@
 #include "rl/tool.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace harbor_test {
 
 // A folder of tasks that is removed again.
-class Harbor : public testing::Test {
+class Harbor : public ::testing::Test {
  protected:
   void SetUp() override {
     root_ = std::filesystem::temp_directory_path() / fmt::format("tidelock-harbor-{}", ::getpid());
@@ -210,5 +210,5 @@ TEST_F(Harbor, AWorkingDirectoryWithoutFilesIsThereAndWritable) {
   EXPECT_EQ(grade(*box, task, "").reward, 1);  // a script without #! runs too, in the working directory
 }
 
-}  // namespace
+}  // namespace harbor_test
 }  // namespace tidelock::rl

@@ -9,7 +9,7 @@
 #include "rl/support.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace learner_test {
 
 using testing::random_model;
 
@@ -247,5 +247,5 @@ TEST_F(LearnerTest, WhatWasRewardedBecomesMoreLikely) {
   EXPECT_GT(after[0] - after[1], before[0] - before[1]);
 }
 
-}  // namespace
+}  // namespace learner_test
 }  // namespace tidelock::rl

@@ -11,7 +11,7 @@
 #include "base/random.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace loss_test {
 
 struct Sequence {
   std::vector<float> logprobs, old, reference;
@@ -64,7 +64,7 @@ BatchSize size_of(const std::vector<Sequence>& batch) {
   return size;
 }
 
-class LossKinds : public testing::TestWithParam<LossKind> {};
+class LossKinds : public ::testing::TestWithParam<LossKind> {};
 
 TEST_P(LossKinds, SumOverSequencesIsTheBatchLossAndGradientsAreItsDifferences) {
   LossOptions options = LossOptions::defaults(GetParam(), 16);
@@ -100,7 +100,7 @@ TEST_P(LossKinds, SumOverSequencesIsTheBatchLossAndGradientsAreItsDifferences) {
   EXPECT_GT(clipped, 20) << "the clipped branch was not tested";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LossKinds, testing::Values(LossKind::grpo, LossKind::dr_grpo, LossKind::dapo),
+INSTANTIATE_TEST_SUITE_P(All, LossKinds, ::testing::Values(LossKind::grpo, LossKind::dr_grpo, LossKind::dapo),
                          [](const auto& kind) { return std::string(name_of(kind.param)); });
 
 struct OneToken {
@@ -175,5 +175,5 @@ TEST(Loss, RefusesWhatDoesNotFit) {
   }
 }
 
-}  // namespace
+}  // namespace loss_test
 }  // namespace tidelock::rl

@@ -14,6 +14,6 @@ int main(int argc, char** argv) {
   if (verb == "view-demo")
     return tidelock::rl::run_view_demo(argc > 2 ? std::atoi(argv[2]) : 60, argc > 3 ? std::atoi(argv[3]) : 200);
   tidelock::init_log();
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -8,7 +8,7 @@
 #include "rl/support.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace pretrain_test {
 
 namespace fs = std::filesystem;
 using testing::Folder;
@@ -82,5 +82,5 @@ TEST(Pretrain, AVocabularyThatIsTooSmallIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace pretrain_test
 }  // namespace tidelock::rl

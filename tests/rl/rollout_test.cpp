@@ -11,7 +11,7 @@
 #include "rl/support.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace rollout_test {
 
 using testing::nano_model;
 using testing::nano_tokenizer;
@@ -201,5 +201,5 @@ TEST(Rollout, GroupsAreAFunctionOfSeedAndStep) {
     EXPECT_FALSE(seen.contains(group.episode.key)) << group.episode.key;
 }
 
-}  // namespace
+}  // namespace rollout_test
 }  // namespace tidelock::rl

@@ -10,7 +10,7 @@
 #include "rl/support.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace run_test {
 
 namespace fs = std::filesystem;
 using testing::Folder;
@@ -258,5 +258,5 @@ TEST(Run, ResumedEqualsUninterrupted) {
             read_file(two.path() / "adapter/adapter_model.safetensors"));
 }
 
-}  // namespace
+}  // namespace run_test
 }  // namespace tidelock::rl

@@ -10,7 +10,7 @@
 #include "base/random.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace statistics_test {
 
 // The share of all k-subsets of n samples that hold at least one of the first c.
 double pass_by_enumeration(int n, int c, int k) {
@@ -116,5 +116,5 @@ TEST(Statistics, PairedDifferenceIsTighterThanTheParts) {
   EXPECT_GT(alone.high - alone.low, 0.05);
 }
 
-}  // namespace
+}  // namespace statistics_test
 }  // namespace tidelock::rl

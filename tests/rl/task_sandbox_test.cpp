@@ -7,9 +7,9 @@
 #include "rl/tool.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace task_sandbox_test {
 
-class InSandbox : public testing::Test {
+class InSandbox : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { runtime_ = sandbox::make_container_runtime(); }
   static void TearDownTestSuite() { runtime_.reset(); }
@@ -174,5 +174,5 @@ TEST_F(InSandbox, ToolLimits) {
   EXPECT_EQ(run("pwd").text, "/root");
 }
 
-}  // namespace
+}  // namespace task_sandbox_test
 }  // namespace tidelock::rl

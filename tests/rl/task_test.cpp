@@ -13,7 +13,7 @@
 #include "rl/tool.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace task_test {
 
 const std::string& question(const Episode& episode) {
   return episode.messages.back().content;
@@ -214,5 +214,5 @@ TEST(Tool, ArgumentsGoBothWays) {
   EXPECT_EQ(shell_arguments("echo \"a\"\n"), R"({"command":"echo \"a\"\n"})");
 }
 
-}  // namespace
+}  // namespace task_test
 }  // namespace tidelock::rl

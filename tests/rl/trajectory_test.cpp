@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace trajectory_test {
 
 Trajectory example() {
   Trajectory t;
@@ -88,5 +88,5 @@ TEST(Gradings, AllFailedIsAnErrorAndOneSuccessIsNot) {
     EXPECT_NO_THROW(check_gradings(batch, "step 3"));
 }
 
-}  // namespace
+}  // namespace trajectory_test
 }  // namespace tidelock::rl

@@ -9,7 +9,7 @@
 #include "rl/view_draw.hpp"
 
 namespace tidelock::rl {
-namespace {
+namespace view_test {
 
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
@@ -182,5 +182,5 @@ TEST(Draw, Words) {
   EXPECT_EQ(plot.cell(0, 0), "⡈");
 }
 
-}  // namespace
+}  // namespace view_test
 }  // namespace tidelock::rl

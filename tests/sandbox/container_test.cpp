@@ -12,7 +12,7 @@
 #include "sandbox/support.hpp"
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace container_test {
 
 class Container : public ::testing::Test {
  protected:
@@ -244,5 +244,5 @@ TEST_F(Container, ManyLiveAtOnceFromManyThreads) {
   EXPECT_EQ(right, kThreads * kEach);
 }
 
-}  // namespace
+}  // namespace container_test
 }  // namespace tidelock::sandbox::testing

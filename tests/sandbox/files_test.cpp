@@ -7,7 +7,7 @@
 #include "sandbox/support.hpp"
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace files_test {
 
 class Files : public ::testing::Test {
  protected:
@@ -183,5 +183,5 @@ TEST_F(Files, AForkCopiesNoProcessesAndKeepsTheConditionOfItsSource) {
   EXPECT_FALSE(runtime_->capabilities().fork_memory);
 }
 
-}  // namespace
+}  // namespace files_test
 }  // namespace tidelock::sandbox::testing

@@ -13,7 +13,7 @@
 #include "sandbox/support.hpp"
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace hostile_test {
 
 class Hostile : public ::testing::Test {
  protected:
@@ -254,5 +254,5 @@ TEST_F(Hostile, DiesDuringACallAndTheErrorSaysSo) {
   expect_well();
 }
 
-}  // namespace
+}  // namespace hostile_test
 }  // namespace tidelock::sandbox::testing

@@ -26,7 +26,7 @@
 extern char** environ;
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace isolation_test {
 
 // The errno of `call` in a child process, with or without the filter; 0 when it succeeds.
 int errno_of(const std::function<long()>& call, bool filtered) {
@@ -174,7 +174,7 @@ TEST(FallBack, AnOrdinaryUserGetsTheSameSandbox) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace
+}  // namespace isolation_test
 
 int unprivileged_main(int, char**) {
   constexpr unsigned kNobody = 65534;
@@ -188,7 +188,7 @@ int unprivileged_main(int, char**) {
     {
       const auto runtime = make_container_runtime({folder.path(), {}});
       std::cout << runtime->capabilities().isolation << "\n";
-      expect_sandbox_works(*runtime);
+      isolation_test::expect_sandbox_works(*runtime);
       auto box = runtime->create({});
       const ExecResult attack =
           box->exec(shell("id -u; kill -9 1; cat /proc/1/mem; ls /proc/1/root/; mount -t tmpfs x /tmp"));

@@ -9,7 +9,7 @@
 #include "sandbox/support.hpp"
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace lifecycle_test {
 
 class Lifecycle : public ::testing::Test {
  protected:
@@ -178,5 +178,5 @@ TEST_F(Lifecycle, DescriptorsAreGivenBack) {
             6);  // standard three, control, lock, signals
 }
 
-}  // namespace
+}  // namespace lifecycle_test
 }  // namespace tidelock::sandbox::testing

@@ -25,6 +25,6 @@ int main(int argc, char** argv) {
   if (verb == "unprivileged") {
     return tidelock::sandbox::testing::unprivileged_main(argc, argv);
   }
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -16,7 +16,7 @@
 #include "sandbox/vm/store.hpp"
 
 namespace tidelock::sandbox::testing {
-namespace {
+namespace microvm_test {
 
 // A state directory that lives as long as the test program.
 const fs::path& shared_directory() {
@@ -339,5 +339,5 @@ TEST(Microvm, RefusesWhatItCannotDo) {
   EXPECT_EQ(code_of([&] { make_microvm_runtime(options); }), ErrorCode::exhausted) << "one program at a time";
 }
 
-}  // namespace
+}  // namespace microvm_test
 }  // namespace tidelock::sandbox::testing

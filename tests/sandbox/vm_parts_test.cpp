@@ -15,7 +15,7 @@
 #include "sandbox/vm/qcow2.hpp"
 
 namespace tidelock::sandbox::vm {
-namespace {
+namespace vm_parts_test {
 
 using testing::code_of;
 using testing::Folder;
@@ -207,5 +207,5 @@ TEST(VmQcow2, QemuFindsNoFaultInAnEmptyOverlay) {
   EXPECT_EQ(code_of([&] { create_overlay(folder.path() / "none", 0); }), ErrorCode::invalid_argument);
 }
 
-}  // namespace
+}  // namespace vm_parts_test
 }  // namespace tidelock::sandbox::vm

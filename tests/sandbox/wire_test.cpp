@@ -13,7 +13,7 @@
 #include "sandbox/wire.hpp"
 
 namespace tidelock::sandbox {
-namespace {
+namespace wire_test {
 
 RunRequest any_run() {
   RunRequest run;
@@ -109,5 +109,5 @@ TEST(Wire, LyingFramesAreRefused) {
   EXPECT_THROW(send_message(one.get(), MessageType::run, "x"), Error);
 }
 
-}  // namespace
+}  // namespace wire_test
 }  // namespace tidelock::sandbox

@@ -7,7 +7,7 @@
 #include "serve/support.hpp"
 
 namespace tidelock::serve {
-namespace {
+namespace answer_test {
 
 using model::Json;
 using model::testing::Parts;
@@ -222,5 +222,5 @@ TEST(Answer, ChoicesEndOnTheirOwn) {
   EXPECT_EQ(choices[1].at("finish_reason"), "length");
 }
 
-}  // namespace
+}  // namespace answer_test
 }  // namespace tidelock::serve

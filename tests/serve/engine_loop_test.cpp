@@ -11,7 +11,7 @@
 #include "serve/support.hpp"
 
 namespace tidelock::serve {
-namespace {
+namespace engine_loop_test {
 
 using model::testing::expect_refused;
 using testing::nano_model;
@@ -189,5 +189,5 @@ TEST(Keys, ABadFileIsRefusedWithoutShowingIt) {
   expect_refused(ErrorCode::corrupt_data, "no key", [] { Keys::parse("# none\n", "keys"); });
 }
 
-}  // namespace
+}  // namespace engine_loop_test
 }  // namespace tidelock::serve

@@ -8,7 +8,7 @@
 #include "serve/support.hpp"
 
 namespace tidelock::serve {
-namespace {
+namespace request_test {
 
 using model::Json;
 using testing::k2_context;
@@ -241,5 +241,5 @@ TEST(Tokenize, ThereAndBack) {
   EXPECT_THROW(detokenize(R"({"tokens": "x"})", k3_context()), ApiError);
 }
 
-}  // namespace
+}  // namespace request_test
 }  // namespace tidelock::serve

@@ -6,7 +6,7 @@
 #include <rapidcheck.h>
 
 namespace tidelock::serve {
-namespace {
+namespace text_stream_test {
 
 std::string whole(std::string_view bytes) {
   Utf8Stream stream;
@@ -83,5 +83,5 @@ TEST(StopFinder, PiecesMakeNoDifference) {
   }));
 }
 
-}  // namespace
+}  // namespace text_stream_test
 }  // namespace tidelock::serve

@@ -9,7 +9,7 @@
 #include "model/small_model.hpp"
 
 namespace tidelock::state {
-namespace {
+namespace state_test {
 
 using namespace model::testing;
 using model::LayerKind;
@@ -225,5 +225,5 @@ TEST(Layout, BlocksForTokens) {
   EXPECT_EQ(StateLayout::blocks_for(65), 2);
 }
 
-}  // namespace
+}  // namespace state_test
 }  // namespace tidelock::state

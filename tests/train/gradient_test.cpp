@@ -10,7 +10,7 @@
 #include "train/train.hpp"
 
 namespace tidelock::train {
-namespace {
+namespace gradient_test {
 
 using namespace model::testing;
 using Tokens = std::vector<std::int32_t>;
@@ -241,5 +241,5 @@ TEST_P(SmoothGradient, PointsWhereTheLossGoes) {
   EXPECT_NEAR(measured / slope, 1.0, 0.02) << measured << " against " << slope;
 }
 
-}  // namespace
+}  // namespace gradient_test
 }  // namespace tidelock::train

@@ -8,7 +8,7 @@
 #include "train/train.hpp"
 
 namespace tidelock::train {
-namespace {
+namespace optimizer_test {
 
 // Loshchilov and Hutter, algorithm 2, in double, one value.
 struct Reference {
@@ -126,5 +126,5 @@ TEST(Clip, BringsTheNormToTheLimit) {
   EXPECT_NEAR(gradient_norm(large), 2e30, 1e24);
 }
 
-}  // namespace
+}  // namespace optimizer_test
 }  // namespace tidelock::train

@@ -11,7 +11,7 @@
 #include "train/train.hpp"
 
 namespace tidelock::train {
-namespace {
+namespace oracle_test {
 
 namespace fs = std::filesystem;
 
@@ -235,5 +235,5 @@ TEST(OracleAdapter, LogitsAndGradientsAgree) {
   }
 }
 
-}  // namespace
+}  // namespace oracle_test
 }  // namespace tidelock::train

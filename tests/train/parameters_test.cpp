@@ -9,7 +9,7 @@
 #include "train/train.hpp"
 
 namespace tidelock::train {
-namespace {
+namespace parameters_test {
 
 using namespace model::testing;
 
@@ -151,5 +151,5 @@ TEST_P(Parameters, LoraLoadsWhatItSaved) {
   EXPECT_TRUE(std::equal(before.begin(), before.end(), lora.values().begin()));
 }
 
-}  // namespace
+}  // namespace parameters_test
 }  // namespace tidelock::train
