@@ -142,13 +142,17 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-std::string sha256_hex(std::span<const std::byte> bytes) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int length = 0;
-  if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), &length, EVP_sha256(), nullptr) != 1)
+std::array<std::byte, 32> sha256(std::span<const std::byte> bytes) {
+  std::array<std::byte, 32> digest{};
+  if (EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), nullptr, EVP_sha256(),
+                 nullptr) != 1)
     fail(ErrorCode::internal, "SHA-256 is not available from OpenSSL");
+  return digest;
+}
+
+std::string sha256_hex(std::span<const std::byte> bytes) {
   std::string hex;
-  for (unsigned int i = 0; i < length; ++i) hex += fmt::format("{:02x}", digest[i]);
+  for (const std::byte b : sha256(bytes)) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   return hex;
 }
 

@@ -1,6 +1,7 @@
 // Files and bytes: everything on disk is written whole or not at all.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -66,7 +67,8 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Lower-case hexadecimal SHA-256 (OpenSSL).
+// SHA-256 (OpenSSL), as bytes or as lower-case hexadecimal.
+std::array<std::byte, 32> sha256(std::span<const std::byte> bytes);
 std::string sha256_hex(std::span<const std::byte> bytes);
 std::string sha256_hex(std::string_view bytes);
 

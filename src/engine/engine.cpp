@@ -16,10 +16,18 @@ struct Sequence {
   SamplingParams params;
   std::int64_t sampled = 0;
   Status status = Status::prefill;
-  std::vector<SequenceId> clones;  // wait for this sequence's prompt; they fork from it
+  std::vector<SequenceId> clones = {};  // wait for this sequence's prompt; they fork from it
+  state::Digest lineage = {};
+  std::vector<KeepPoint> keep = {};  // still ahead, ascending
+  std::int64_t cached = 0;
+  bool waits = false;  // for room to start, or to start again after it was set back
 
   std::int64_t pending() const { return static_cast<std::int64_t>(tokens.size()) - state.position(); }
   bool runs() const { return status == Status::prefill || status == Status::decode; }
+  // Tokens of the next step, at most: it ends where a state is to be kept.
+  std::int64_t next() const {
+    return keep.empty() ? pending() : std::min(pending(), keep.front().position - state.position());
+  }
 };
 
 // One pass over some of the step's sequences, with its own working memory.
@@ -40,13 +48,16 @@ struct Engine::Impl {
   EngineOptions options;
   model::StateLayout layout;
   state::Pool pool;
+  state::PrefixCache cache;
   std::map<SequenceId, Sequence> sequences;
+  // Adapters by the hash of their values, for the lineage; computed once as long as the adapter lives.
+  std::map<const model::Adapter*, std::pair<std::weak_ptr<const model::Adapter>, std::string>> adapter_hashes;
   SequenceId next_id = 1;
   std::vector<std::unique_ptr<Shard>> shards;
   Counters counters;
 
   Impl(const model::Model& m, Team& t, const EngineOptions& o)
-      : model(m), team(t), options(o), layout(m.config()), pool(layout) {
+      : model(m), team(t), options(o), layout(m.config()), pool(layout, o.state_limit), cache(pool) {
     const bool sharded = m.weight_bytes() <= o.shard_weights_limit;
     for (int i = 0; i < (sharded ? t.threads() : 1); ++i) shards.push_back(std::make_unique<Shard>());
   }
@@ -60,8 +71,127 @@ struct Engine::Impl {
   std::vector<StepPlanItem> plan() {
     std::vector<PlanInput> inputs;
     for (const auto& [id, s] : sequences)
-      if (s.runs() && s.pending() > 0) inputs.push_back({id, s.pending()});
+      if (s.runs() && s.pending() > 0 && !s.waits) inputs.push_back({id, s.next()});
     return plan_step(inputs, options.step_tokens);
+  }
+
+  state::Digest lineage(const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt) {
+    std::string hash;
+    if (adapter) {
+      auto& [alive, known] = adapter_hashes[adapter.get()];
+      if (alive.lock() != adapter) {
+        alive = adapter;
+        known = adapter->values().sha256(model);
+      }
+      hash = known;
+      std::erase_if(adapter_hashes, [](const auto& entry) { return entry.second.first.expired(); });
+    }
+    const std::array<std::string_view, 2> parts{hash, salt};
+    return state::lineage(parts);
+  }
+
+  // Starts a sequence's tokens from the deepest kept state.
+  void start(Sequence& s) {
+    s.waits = false;
+    if (!options.reuse) return;
+    state::PrefixCache::Hit hit = cache.lookup(s.lineage, s.tokens);
+    s.state = std::move(hit.state);
+    s.keep = keep_points(s.state.position(), hit.known, static_cast<std::int64_t>(s.tokens.size()), interior());
+    if (s.sampled != 0) return;
+    s.cached = s.state.position();
+    for (const SequenceId id : s.clones)
+      if (sequences.contains(id)) at(id).cached = s.cached;
+  }
+
+  // Between kept states inside a prompt: as many tokens as weigh 0.6 of a recurrent part (state/ spec, 1.4).
+  std::int64_t interior() const {
+    if (layout.recurrent_bytes() == 0 || layout.block_bytes() == 0) return 0;
+    const double blocks =
+        0.6 * static_cast<double>(layout.recurrent_bytes()) / static_cast<double>(layout.block_bytes());
+    return std::max<std::int64_t>(static_cast<std::int64_t>(blocks) * numerics::kBlockTokens, 1024);
+  }
+
+  void keep_state(Sequence& s) {
+    if (s.keep.empty() || s.state.position() != s.keep.front().position) return;
+    const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+    if (make_room(layout.recurrent_bytes())) cache.insert(s.lineage, done, s.state.fork(), s.keep.front().segment);
+    s.keep.erase(s.keep.begin());
+  }
+
+  std::size_t group_bytes(std::int64_t prompt, std::int64_t own, std::int64_t count) const {
+    const auto blocks = [](std::int64_t tokens) {
+      return static_cast<std::size_t>(model::StateLayout::blocks_for(tokens));
+    };
+    return blocks(prompt) * layout.block_bytes() +
+           static_cast<std::size_t>(count) * ((blocks(own) + 1) * layout.block_bytes() + layout.recurrent_bytes());
+  }
+
+  std::size_t free_bytes() const {
+    const std::size_t used = pool.used_bytes();
+    return used < pool.limit() ? pool.limit() - used : 0;
+  }
+
+  // Lets kept states go until `bytes` are free, as far as there are any.
+  bool make_room(std::size_t bytes) {
+    while (free_bytes() < bytes && cache.evict()) {
+    }
+    return free_bytes() >= bytes;
+  }
+
+  // What the plan takes from the pool; a group's members fork when its prompt is done.
+  std::size_t bytes_for(std::span<const StepPlanItem> items) {
+    std::size_t bytes = 0;
+    for (const auto& item : items) {
+      const Sequence& s = at(item.sequence);
+      bytes += s.state.bytes_to_extend(item.tokens);
+      if (s.pending() == item.tokens) bytes += s.clones.size() * (layout.recurrent_bytes() + layout.block_bytes());
+    }
+    return bytes;
+  }
+
+  // Starts what waits, in order, as far as there is room beside a block for each that runs: else it would be set back
+  // again at once.
+  void start_waiting() {
+    for (auto& [id, s] : sequences) {
+      if (!s.runs() || !s.waits) continue;
+      const auto holders = static_cast<std::size_t>(std::count_if(
+          sequences.begin(), sequences.end(), [](const auto& entry) { return entry.second.state.position() > 0; }));
+      if (!make_room(group_bytes(static_cast<std::int64_t>(s.tokens.size()), 0, 1) + holders * layout.block_bytes()))
+        return;
+      start(s);
+    }
+  }
+
+  // Takes the state of the sequence that came last, if there is one behind `but`.
+  bool set_back_youngest(SequenceId but) {
+    const auto youngest = std::find_if(sequences.rbegin(), sequences.rend(), [](const auto& entry) {
+      return entry.second.state.position() > 0 || (entry.second.runs() && !entry.second.waits);
+    });
+    if (youngest == sequences.rend() || youngest->first == but) return false;
+    Sequence& s = youngest->second;
+    if (s.state.position() > 0) ++counters.set_back;
+    s.state.release();
+    s.keep.clear();
+    s.waits = s.runs();
+    return true;
+  }
+
+  // The next step, for which there is room: kept states go first, then the youngest sequence is set back. The oldest
+  // that runs never is, so the engine gets on.
+  std::vector<StepPlanItem> plan_within_limit() {
+    if (options.state_limit == state::Pool::kNoLimit) return plan();
+    start_waiting();
+    while (true) {
+      auto items = plan();
+      SequenceId oldest = 0;
+      for (const auto& item : items) oldest = oldest == 0 ? item.sequence : std::min(oldest, item.sequence);
+      const bool stuck = items.empty() && std::any_of(sequences.begin(), sequences.end(), [](const auto& entry) {
+                           return entry.second.runs() && entry.second.waits;
+                         });
+      if (!stuck && make_room(bytes_for(items))) return items;
+      if (!set_back_youngest(oldest)) return items;
+      if (stuck) start_waiting();
+    }
   }
 
   // Largest first onto the emptiest shard.
@@ -144,8 +274,20 @@ Engine::Engine(const model::Model& model, Team& team, const EngineOptions& optio
     : impl_(std::make_unique<Impl>(model, team, options)) {}
 Engine::~Engine() = default;
 
+std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
+  constexpr std::int64_t kBlock = numerics::kBlockTokens;
+  std::map<std::int64_t, state::Segment> points;
+  for (std::int64_t p = interior; interior > 0 && p < prompt; p += interior) points[p] = state::Segment::probation;
+  points[(prompt - 1) / kBlock * kBlock] = state::Segment::protected_use;
+  points[known] = state::Segment::protected_use;
+  std::vector<KeepPoint> result;
+  for (const auto& [position, segment] : points)
+    if (position > from && position < prompt) result.push_back({position, segment});
+  return result;
+}
+
 std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
-                                    std::shared_ptr<const model::Adapter> adapter) {
+                                    std::shared_ptr<const model::Adapter> adapter, const std::string& salt) {
   const std::shared_ptr<const model::Adapter> held = std::move(adapter);
   if (held && &held->model() != &impl_->model)
     fail(ErrorCode::invalid_argument, "the adapter was made for another model than the engine's");
@@ -157,19 +299,38 @@ std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::s
   for (const auto token : prompt)
     if (token < 0 || token >= config.vocab)
       fail(ErrorCode::invalid_argument, "token {} is outside the vocabulary of {}", token, config.vocab);
-  for (const auto& p : params) check(p);
+  std::int64_t longest = 0;
+  for (const auto& p : params) {
+    check(p);
+    longest = std::max(longest, p.max_tokens);
+  }
+  const auto prompt_tokens = static_cast<std::int64_t>(prompt.size());
+  const std::size_t bytes =
+      impl_->group_bytes(prompt_tokens, std::min<std::int64_t>(longest, config.max_context - prompt_tokens),
+                         static_cast<std::int64_t>(params.size()));
+  if (bytes > impl_->options.state_limit)
+    fail(ErrorCode::invalid_argument,
+         "{} tokens of prompt and {} to be sampled, {} times, may need {} bytes of state; the limit is {}",
+         prompt.size(), longest, params.size(), bytes, impl_->options.state_limit);
+  const state::Digest lineage = impl_->options.reuse ? impl_->lineage(held, salt) : state::Digest{};
   std::vector<SequenceId> ids;
   for (const auto& p : params) {
     const SequenceId id = impl_->next_id++;
     impl_->sequences.emplace(
         id,
-        Sequence{
-            id, {prompt.begin(), prompt.end()}, state::SequenceState(impl_->pool), held, p, 0, Status::prefill, {}});
+        Sequence{id, {prompt.begin(), prompt.end()}, state::SequenceState(impl_->pool), held, p, 0, Status::prefill});
+    impl_->at(id).lineage = lineage;
     ids.push_back(id);
   }
   for (std::size_t i = 1; i < ids.size(); ++i) {
     impl_->at(ids[0]).clones.push_back(ids[i]);
     impl_->at(ids[i]).status = Status::stopped;  // until the first one's prompt is done
+  }
+  if (ids.empty()) return ids;
+  if (impl_->options.state_limit == state::Pool::kNoLimit) {
+    impl_->start(impl_->at(ids[0]));
+  } else {
+    impl_->at(ids[0]).waits = true;
   }
   return ids;
 }
@@ -191,7 +352,16 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
   s.status = Status::prefill;
 }
 
-void Engine::remove(SequenceId id) {
+bool Engine::has_room(std::int64_t prompt_tokens, std::int64_t sequences) const {
+  std::size_t live = 0;
+  for (const auto& [id, s] : impl_->sequences) {
+    live += std::max(s.state.bytes(), impl_->group_bytes(static_cast<std::int64_t>(s.tokens.size()), 0, 1));
+  }
+  const std::size_t limit = impl_->options.state_limit, wanted = impl_->group_bytes(prompt_tokens, 0, sequences);
+  return live <= limit && wanted <= limit - live;
+}
+
+void Engine::remove(SequenceId id, bool spoilt) {
   Sequence& s = impl_->at(id);
   std::erase_if(s.clones, [&](SequenceId clone) { return !impl_->sequences.contains(clone); });
   if (!s.clones.empty()) {  // the next of its group takes the prompt over
@@ -199,13 +369,18 @@ void Engine::remove(SequenceId id) {
     heir.clones.assign(s.clones.begin() + 1, s.clones.end());
     heir.state = std::move(s.state);
     heir.status = Status::prefill;
+    heir.keep = std::move(s.keep);
+    heir.waits = s.waits;
+  } else if (impl_->options.reuse && !spoilt && s.state.position() > 0) {
+    const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+    impl_->cache.insert(s.lineage, done, std::move(s.state), state::Segment::protected_use);
   }
   impl_->sequences.erase(id);
 }
 
 std::vector<Event> Engine::step() {
   Impl& impl = *impl_;
-  const auto plan = impl.plan();
+  const auto plan = impl.plan_within_limit();
   std::vector<Event> events;
   if (plan.empty()) return events;
   for (const auto& item : plan)
@@ -219,6 +394,8 @@ std::vector<Event> Engine::step() {
       impl.run(*impl.shards[static_cast<std::size_t>(i)], solo_team());
     });
   }
+  if (impl.options.reuse)
+    for (const auto& item : plan) impl.keep_state(impl.at(item.sequence));
   for (const auto& shard : impl.shards) impl.collect(*shard, events);
   return events;
 }
@@ -233,6 +410,18 @@ const std::vector<std::int32_t>& Engine::tokens(SequenceId id) const {
 }
 Status Engine::status(SequenceId id) const {
   return impl_->at(id).status;
+}
+std::int64_t Engine::cached_tokens(SequenceId id) const {
+  return impl_->at(id).cached;
+}
+const state::PrefixCacheCounters& Engine::reuse_counters() const {
+  return impl_->cache.counters();
+}
+std::size_t Engine::state_bytes_used() const {
+  return impl_->pool.used_bytes();
+}
+void Engine::forget() {
+  impl_->cache.clear();
 }
 const Engine::Counters& Engine::counters() const {
   return impl_->counters;

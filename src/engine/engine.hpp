@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/team.hpp"
 #include "model/forward.hpp"
-#include "state/state.hpp"
+#include "state/prefix_cache.hpp"
 
 namespace tidelock::engine {
 
@@ -68,11 +69,25 @@ struct PlanInput {
 // `token_budget` tokens (at least one item when there is work). A pure function.
 std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget);
 
+// Where in a prompt of `prompt` tokens, of which `from` are computed already, a state is worth keeping for others:
+// `known` (see PrefixCache::Hit), the last whole block before its end - what follows the prompt's end often differs
+// from what a later prompt has there -, and every `interior` tokens on the way (0: none). Ascending, each in (from,
+// prompt). A pure function.
+struct KeepPoint {
+  std::int64_t position;
+  state::Segment segment;
+};
+std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior);
+
 struct EngineOptions {
   std::int64_t step_tokens = 2048;  // most tokens of one step
   // Models whose weights are at most this many bytes are run by sharding sequences over threads, each with its own
   // pass; larger ones run one pass whose products are split. Bits are the same.
   std::size_t shard_weights_limit = 64ULL << 20;
+  // Bytes of state, live and kept, that the engine stays below. When sequences need more, kept states go, then the
+  // sequence that came last is set back: it computes its tokens again when there is room.
+  std::size_t state_limit = state::Pool::kNoLimit;
+  bool reuse = false;  // keep states of what was computed, for sequences that start alike
 };
 
 class Engine {
@@ -81,13 +96,18 @@ class Engine {
   ~Engine();
 
   // Starts one sequence per element of `params`, all from the same prompt, which is computed once. The adapter is
-  // shared, and `weight_version` is kept with what is sampled. Throws Error{invalid_argument} for an empty prompt,
-  // bad tokens, and an adapter that was made for another model.
+  // shared. States are reused among sequences of the same adapter and `salt` only. Throws Error{invalid_argument} for
+  // an empty prompt, bad tokens, an adapter that was made for another model, and sequences whose state could never fit
+  // below state_limit.
   std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
-                              std::shared_ptr<const model::Adapter> adapter = nullptr);
+                              std::shared_ptr<const model::Adapter> adapter = nullptr, const std::string& salt = {});
+  // Whether a group of `sequences` with this prompt can start beside those that run without setting one back.
+  bool has_room(std::int64_t prompt_tokens, std::int64_t sequences) const;
   // Appends given tokens (a tool's observation) to a stopped sequence and lets it go on.
   void append(SequenceId id, std::span<const std::int32_t> tokens);
-  void remove(SequenceId id);
+  // Ends a sequence. Its state is kept for others where the engine reuses states, unless it is `spoilt`: a step that
+  // failed may have left half of its work in it.
+  void remove(SequenceId id, bool spoilt = false);
 
   // Runs one batch. Empty when no sequence can go on.
   std::vector<Event> step();
@@ -95,12 +115,18 @@ class Engine {
 
   const std::vector<std::int32_t>& tokens(SequenceId id) const;
   Status status(SequenceId id) const;
+  // Tokens of its prompt that were not computed for it.
+  std::int64_t cached_tokens(SequenceId id) const;
 
   struct Counters {
     std::int64_t prefill_tokens = 0, decode_tokens = 0, steps = 0;
+    std::int64_t set_back = 0;  // times that a sequence lost its state to state_limit
   };
   const Counters& counters() const;
-  std::size_t state_bytes() const;
+  const state::PrefixCacheCounters& reuse_counters() const;
+  std::size_t state_bytes() const;       // allocated
+  std::size_t state_bytes_used() const;  // live and kept
+  void forget();                         // every kept state
 
  private:
   struct Impl;

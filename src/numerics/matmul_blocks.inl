@@ -15,10 +15,15 @@
 namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE {
 
 // Rows of a tile, largest first; what a larger tile leaves goes to the smaller. Fewer kinds compile in a third of the
-// time.
-#if defined(__AVX512F__)
+// time. Under the sanitizers tiles are small: they take minutes to compile there, and their shape changes no bit.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr std::array<int, 2> kTileRows{2, 1};
+inline constexpr int kBlockPanels = 2;
+inline constexpr int kFewRows = 2, kFewPanels = 2;
+#elif defined(__AVX512F__)
 inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};
 inline constexpr int kBlockPanels = 3;
+inline constexpr int kFewRows = 4, kFewPanels = 4;
 #elif defined(__AVX2__)
 inline constexpr std::array<int, 4> kTileRows{6, 3, 2, 1};
 inline constexpr int kBlockPanels = 1;
@@ -421,8 +426,6 @@ struct Block {
   }
 
 #if defined(__AVX512F__)
-  static constexpr int kFewRows = 4, kFewPanels = 4;
-
   // The dot products of one group of 32 k (one sub-block, or two), codes unpacked in registers.
   template <int R, int P, int kFirstStep>
   static TIDELOCK_INLINE void group_dots(Dots<R, P>& dots, const std::int8_t* q, std::int64_t in,

@@ -3,8 +3,8 @@
 #include "engine/engine.hpp"
 
 #include <algorithm>
-#include <map>
 
+#include "engine/support.hpp"
 #include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
 
@@ -12,42 +12,7 @@ namespace tidelock::engine {
 namespace engine_test {
 
 using namespace model::testing;
-using Tokens = std::vector<std::int32_t>;
-
-struct Sampled {
-  Tokens tokens;
-  std::vector<float> logprobs;
-  friend bool operator==(const Sampled& a, const Sampled& b) {
-    return a.tokens == b.tokens && a.logprobs.size() == b.logprobs.size() &&
-           std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float)) == 0;
-  }
-};
-
-// Steps until nothing can go on; what was sampled, by sequence.
-std::map<SequenceId, Sampled> drain(Engine& engine) {
-  std::map<SequenceId, Sampled> out;
-  for (int steps = 0; engine.has_work(); ++steps) {
-    if (steps == 2000) {
-      ADD_FAILURE() << "the engine does not come to an end";
-      break;
-    }
-    for (const Event& e : engine.step()) {
-      out[e.sequence].tokens.push_back(e.token);
-      out[e.sequence].logprobs.push_back(e.logprob);
-      EXPECT_EQ(engine.tokens(e.sequence).back(), e.token);
-    }
-  }
-  return out;
-}
-
-SamplingParams params(std::uint64_t seed, std::int64_t max_tokens, Tokens stop = {}) {
-  SamplingParams p;
-  p.seed = seed;
-  p.max_tokens = max_tokens;
-  p.stop_tokens = std::move(stop);
-  return p;
-}
-
+using namespace testing;
 class EngineTest : public ::testing::TestWithParam<Variant> {
  protected:
   std::unique_ptr<model::Model> model = make_small_model(small_config(GetParam()), 7, false);

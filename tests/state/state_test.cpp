@@ -75,7 +75,7 @@ TEST_P(State, AReusedSequenceGivesTheSameBits) {
   EXPECT_EQ(pool.allocated_bytes(), 3 * layout.block_bytes() + layout.recurrent_bytes());
 }
 
-TEST_P(State, AForkIsDeep) {
+TEST_P(State, AForkIsApart) {
   for (const std::int64_t at : {0, 1, 16, 37, 63, 64, 65, 130}) {
     SequenceState parent(pool);
     if (at != 0) feed(parent, tokens, at);
