@@ -2,6 +2,7 @@
 
 #include "base/base.hpp"
 #include "cli/cli.hpp"
+#include "cli/sizes.hpp"
 #include "model/gguf_vocabulary.hpp"
 #include "serve/serve.hpp"
 
@@ -9,7 +10,7 @@ namespace tidelock::cli {
 namespace {
 
 struct ServeOptions {
-  std::string model, adapter, keys;
+  std::string model, adapter, keys, state_memory;
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
   int threads = 0;
@@ -26,6 +27,8 @@ int run(ServeOptions& o) {
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   if (o.serve.model_id.empty()) o.serve.model_id = std::filesystem::weakly_canonical(o.model).filename().string();
   o.serve.keys = o.keys;
+  // Half of what is free once the model is loaded: the other half is for working memory, clients and the page cache.
+  o.serve.state_bytes = o.state_memory.empty() ? available_memory() / 2 : parse_bytes(o.state_memory, "--state-memory");
   o.serve.patience = milliseconds(o.patience);
   o.serve.idle = milliseconds(o.idle);
   o.serve.listening = [&](std::uint16_t port) {
@@ -57,6 +60,9 @@ Action add_serve(CLI::App& app) {
   app.add_option("--queue", o->serve.queue, "requests that may wait; more get 429")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
+  app.add_option("--state-memory", o->state_memory,
+                 "of sequences' state, running and kept, e.g. 8G (default: half of the free memory)");
+  app.add_flag("!--no-prefix-reuse", o->serve.reuse, "compute every prompt from its first token");
   app.add_option("--connections", o->serve.connections, "open at once; more get 503")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

@@ -144,7 +144,6 @@ struct Engine::Impl {
     for (const auto& item : items) {
       const Sequence& s = at(item.sequence);
       bytes += s.state.bytes_to_extend(item.tokens);
-      if (s.pending() == item.tokens) bytes += s.clones.size() * (layout.recurrent_bytes() + layout.block_bytes());
     }
     return bytes;
   }
@@ -261,6 +260,11 @@ struct Engine::Impl {
       for (const SequenceId id : s.clones) {
         if (!sequences.contains(id)) continue;  // removed while it waited
         Sequence& clone = at(id);
+        if (!make_room(layout.recurrent_bytes() + layout.block_bytes())) {  // it computes the prompt itself, later
+          clone.status = Status::prefill;
+          clone.waits = true;
+          continue;
+        }
         clone.state = s.state.fork();
         events.push_back(sample_next(clone, logits));
       }
@@ -299,19 +303,8 @@ std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::s
   for (const auto token : prompt)
     if (token < 0 || token >= config.vocab)
       fail(ErrorCode::invalid_argument, "token {} is outside the vocabulary of {}", token, config.vocab);
-  std::int64_t longest = 0;
-  for (const auto& p : params) {
-    check(p);
-    longest = std::max(longest, p.max_tokens);
-  }
-  const auto prompt_tokens = static_cast<std::int64_t>(prompt.size());
-  const std::size_t bytes =
-      impl_->group_bytes(prompt_tokens, std::min<std::int64_t>(longest, config.max_context - prompt_tokens),
-                         static_cast<std::int64_t>(params.size()));
-  if (bytes > impl_->options.state_limit)
-    fail(ErrorCode::invalid_argument,
-         "{} tokens of prompt and {} to be sampled, {} times, may need {} bytes of state; the limit is {}",
-         prompt.size(), longest, params.size(), bytes, impl_->options.state_limit);
+  for (const auto& p : params) check(p);
+  check_fits(static_cast<std::int64_t>(prompt.size()), params);
   const state::Digest lineage = impl_->options.reuse ? impl_->lineage(held, salt) : state::Digest{};
   std::vector<SequenceId> ids;
   for (const auto& p : params) {
@@ -350,6 +343,31 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
       fail(ErrorCode::invalid_argument, "token {} is outside the vocabulary", token);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   s.status = Status::prefill;
+}
+
+std::int64_t Engine::longest_sequence() const {
+  const std::int64_t context = impl_->model.config().max_context;
+  std::int64_t low = 0, high = context;  // bytes grow with tokens
+  while (low < high) {
+    const std::int64_t middle = (low + high + 1) / 2;
+    if (impl_->group_bytes(middle, 0, 1) <= impl_->options.state_limit) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+void Engine::check_fits(std::int64_t prompt_tokens, std::span<const SamplingParams> params) const {
+  std::int64_t sampled = 0;
+  for (const auto& p : params) sampled = std::max(sampled, p.max_tokens);
+  const std::int64_t tokens = std::min(prompt_tokens + sampled, impl_->model.config().max_context);
+  const std::size_t bytes = impl_->group_bytes(tokens, 0, 1);
+  if (bytes > impl_->options.state_limit)
+    fail(ErrorCode::invalid_argument,
+         "{} tokens, of prompt and to be sampled, may need {} of state; the limit is {}: {} tokens", tokens,
+         bytes_text(bytes), bytes_text(impl_->options.state_limit), longest_sequence());
 }
 
 bool Engine::has_room(std::int64_t prompt_tokens, std::int64_t sequences) const {

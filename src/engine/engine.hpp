@@ -101,6 +101,10 @@ class Engine {
   // below state_limit.
   std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                               std::shared_ptr<const model::Adapter> adapter = nullptr, const std::string& salt = {});
+  // The last of these, asked beforehand; from any thread, as longest_sequence(): how many tokens fit, at most the
+  // model's context.
+  std::int64_t longest_sequence() const;
+  void check_fits(std::int64_t prompt_tokens, std::span<const SamplingParams> params) const;
   // Whether a group of `sequences` with this prompt can start beside those that run without setting one back.
   bool has_room(std::int64_t prompt_tokens, std::int64_t sequences) const;
   // Appends given tokens (a tool's observation) to a stopped sequence and lets it go on.

@@ -209,6 +209,7 @@ std::optional<std::string> Answer::feed(const SampledToken& token) {
   Piece piece = choice.reader.feed(token);
   choice.engine_done = token.status == engine::Status::stopped || token.status == engine::Status::length;
   choice.tokens.push_back(token.token);
+  cached_ = std::max(cached_, token.cached);
   Json logprobs;
   if (request_.logprobs) {
     logprobs = request_.chat ? chat_logprobs(context_.tokenizer, token)
@@ -252,11 +253,11 @@ bool Answer::done() const {
 
 namespace {
 
-Json usage(std::size_t prompt, std::size_t completion) {
+Json usage(std::size_t prompt, std::size_t completion, std::int64_t cached) {
   return {{"prompt_tokens", prompt},
           {"completion_tokens", completion},
           {"total_tokens", prompt + completion},
-          {"prompt_tokens_details", {{"cached_tokens", 0}}}};
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
 }
 
 }  // namespace
@@ -265,7 +266,7 @@ std::string Answer::usage_chunk() const {
   Json chunk = envelope(context_, request_, id_, created_, true);
   std::size_t completion = 0;
   for (const auto& choice : choices_) completion += choice->tokens.size();
-  chunk["usage"] = usage(request_.prompt.size(), completion);
+  chunk["usage"] = usage(request_.prompt.size(), completion, cached_);
   return dump(chunk);
 }
 
@@ -290,7 +291,7 @@ std::string Answer::response() const {
     body["choices"].push_back(std::move(entry));
   }
   if (request_.token_ids) body["prompt_token_ids"] = request_.prompt;
-  body["usage"] = usage(request_.prompt.size(), completion);
+  body["usage"] = usage(request_.prompt.size(), completion, cached_);
   return dump(body);
 }
 

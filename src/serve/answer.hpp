@@ -77,7 +77,7 @@ class Answer {
   const RequestContext& context_;
   const GenerateRequest& request_;
   std::string id_;
-  std::int64_t created_;
+  std::int64_t created_, cached_ = 0;
   std::vector<std::unique_ptr<Choice>> choices_;
 };
 

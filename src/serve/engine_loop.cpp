@@ -7,8 +7,8 @@
 namespace tidelock::serve {
 
 Generation::Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices,
-                       std::function<void()> wake)
-    : prompt_(std::move(prompt)), params_(std::move(choices)), wake_(std::move(wake)) {}
+                       std::function<void()> wake, std::string salt)
+    : prompt_(std::move(prompt)), params_(std::move(choices)), wake_(std::move(wake)), salt_(std::move(salt)) {}
 
 std::vector<SampledToken> Generation::take() {
   const std::lock_guard lock(mutex_);
@@ -22,7 +22,10 @@ std::string Generation::failure() const {
 
 EngineLoop::EngineLoop(const model::Model& model, Team& team, std::shared_ptr<const model::Adapter> adapter,
                        const EngineLoopOptions& options)
-    : adapter_(std::move(adapter)), options_(options), engine_(model, team), thread_([this] { run(); }) {}
+    : adapter_(std::move(adapter)),
+      options_(options),
+      engine_(model, team, {.state_limit = options.state_limit, .reuse = options.reuse}),
+      thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {
   stop();
@@ -41,6 +44,7 @@ void EngineLoop::stop() {
 }
 
 void EngineLoop::submit(const std::shared_ptr<Generation>& generation) {
+  engine_.check_fits(static_cast<std::int64_t>(generation->prompt_.size()), generation->params_);
   {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
@@ -88,7 +92,10 @@ void EngineLoop::run() {
       std::unique_lock lock(mutex_);
       counters_.running = static_cast<std::int64_t>(running_.size());
       counters_.state_bytes = static_cast<std::int64_t>(engine_.state_bytes());
+      counters_.state_bytes_used = static_cast<std::int64_t>(engine_.state_bytes_used());
       counters_.steps = engine_.counters().steps;
+      counters_.set_back = engine_.counters().set_back;
+      counters_.reuse = engine_.reuse_counters();
       changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || !waiting_.empty() || !running_.empty(); });
       if (stop_) return;
       cancels = std::exchange(cancels_, {});
@@ -113,13 +120,16 @@ void EngineLoop::admit() {
       const std::lock_guard lock(mutex_);
       if (waiting_.empty()) return;
       const std::size_t choices = waiting_.front()->params_.size();
-      if (!running_.empty() && running_.size() + choices > options_.running) return;
+      const auto prompt = static_cast<std::int64_t>(waiting_.front()->prompt_.size());
+      if (!running_.empty() && (running_.size() + choices > options_.running ||
+                                !engine_.has_room(prompt, static_cast<std::int64_t>(choices))))
+        return;
       next = std::move(waiting_.front());
       waiting_.pop_front();
       counters_.prompt_tokens += static_cast<std::int64_t>(next->prompt_.size());
     }
     try {
-      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_);
+      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_, next->salt_);
       for (std::size_t i = 0; i < next->ids_.size(); ++i) running_[next->ids_[i]] = {next, i};
     } catch (const std::exception& error) {
       const std::lock_guard lock(next->mutex_);
@@ -129,8 +139,8 @@ void EngineLoop::admit() {
   }
 }
 
-void EngineLoop::drop(engine::SequenceId id) {
-  if (running_.erase(id) > 0) engine_.remove(id);
+void EngineLoop::drop(engine::SequenceId id, bool spoilt) {
+  if (running_.erase(id) > 0) engine_.remove(id, spoilt);
 }
 
 void EngineLoop::apply_cancels(const std::vector<Cancel>& cancels) {
@@ -157,7 +167,8 @@ void EngineLoop::deliver(const std::vector<engine::Event>& events) {
     const Place place = found->second;
     {
       const std::lock_guard lock(place.generation->mutex_);
-      place.generation->tokens_.push_back({place.choice, event.token, event.logprob, event.top, event.status});
+      place.generation->tokens_.push_back(
+          {place.choice, event.token, event.logprob, event.top, event.status, engine_.cached_tokens(event.sequence)});
     }
     if (event.status == engine::Status::stopped || event.status == engine::Status::length) drop(event.sequence);
     place.generation->wake_();
@@ -171,7 +182,7 @@ void EngineLoop::fail_all(const std::string& why) {
   }
   while (!running_.empty()) {
     const auto generation = running_.begin()->second.generation;
-    for (const engine::SequenceId id : generation->ids_) drop(id);
+    for (const engine::SequenceId id : generation->ids_) drop(id, true);
     {
       const std::lock_guard lock(generation->mutex_);
       generation->failure_ = why;

@@ -22,14 +22,17 @@ struct SampledToken {
   std::int32_t token;
   float logprob;
   std::vector<engine::TokenLogprob> top;
-  engine::Status status;  // after it
+  engine::Status status;    // after it
+  std::int64_t cached = 0;  // tokens of the prompt that were not computed for this request
 };
 
 // One request under way, between the engine's thread and the one that answers the client.
 class Generation {
  public:
-  // `wake` is called on the engine's thread whenever there is something to take; it must not block.
-  Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices, std::function<void()> wake);
+  // `wake` is called on the engine's thread whenever there is something to take; it must not block. `salt`: see
+  // engine::Engine::add.
+  Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices, std::function<void()> wake,
+             std::string salt = {});
 
   // What came since the last call, in order.
   std::vector<SampledToken> take();
@@ -41,6 +44,7 @@ class Generation {
   const std::vector<std::int32_t> prompt_;
   const std::vector<engine::SamplingParams> params_;
   const std::function<void()> wake_;
+  const std::string salt_;
   std::vector<engine::SequenceId> ids_;  // of the engine's thread
   mutable std::mutex mutex_;
   std::vector<SampledToken> tokens_;
@@ -50,13 +54,16 @@ class Generation {
 struct EngineLoopOptions {
   std::size_t running = 64;   // sequences that run at once
   std::size_t waiting = 256;  // requests that wait for their turn, in the order in which they came
+  std::size_t state_limit = state::Pool::kNoLimit;  // see engine::EngineOptions
+  bool reuse = true;                                // likewise
 };
 
 // What the loop counts; read by any thread.
 struct EngineLoopCounters {
   std::int64_t running = 0, waiting = 0;  // sequences, requests; now
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0;
-  std::int64_t state_bytes = 0;
+  std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0;
+  state::PrefixCacheCounters reuse;
 };
 
 class EngineLoop {
@@ -68,7 +75,8 @@ class EngineLoop {
   // Ends the thread between two steps and lets go of every request; what is submitted or cancelled later is ignored.
   void stop();
 
-  // Takes the request into the queue. Throws Error{exhausted} when the queue is full.
+  // Takes the request into the queue. Throws Error{exhausted} when the queue is full, Error{invalid_argument} for a
+  // request whose state could never fit.
   void submit(const std::shared_ptr<Generation>& generation);
   // Frees the request's sequences, at the latest when the step under way ends. Unknown ones, and those that ended, are
   // ignored.
@@ -76,6 +84,7 @@ class EngineLoop {
   // Frees one choice's sequence in the same way; the others go on.
   void cancel(const std::shared_ptr<Generation>& generation, std::size_t choice);
 
+  std::int64_t longest_sequence() const { return engine_.longest_sequence(); }
   EngineLoopCounters counters() const;
 
  private:
@@ -86,7 +95,7 @@ class EngineLoop {
   void run();
   void admit();
   void apply_cancels(const std::vector<Cancel>& cancels);
-  void drop(engine::SequenceId id);
+  void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
   void fail_all(const std::string& why);
 

@@ -97,7 +97,8 @@ struct Work {
         request(std::move(r)),
         answer(s.context, request, new_id(request.chat), unix_time()),
         bell(std::make_shared<Bell>(st.get_executor())),
-        generation(std::make_shared<Generation>(request.prompt, request.choices, [b = bell] { b->notify(); })),
+        generation(std::make_shared<Generation>(
+            request.prompt, request.choices, [b = bell] { b->notify(); }, request.cache_salt)),
         lease(s.engine, generation) {}
 };
 
@@ -196,12 +197,14 @@ asio::awaitable<void> watch(Stream& stream) {
 
 }  // namespace
 
-asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat) {
+asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat,
+                               const std::string& tenant) {
   using namespace asio::experimental::awaitable_operators;
   GenerateRequest wanted = chat ? read_chat_request(request.body(), service.context)
                                 : read_completion_request(request.body(), service.context);
   if (wanted.stream && request.version() < 11)
     throw ApiError(400, "unsupported_value", "streaming needs HTTP/1.1", "stream");
+  wanted.cache_salt = fmt::format("{}:{}{}", tenant.size(), tenant, wanted.cache_salt);
   std::unique_ptr<Work> work;
   try {
     work = std::make_unique<Work>(service, stream, request, std::move(wanted));

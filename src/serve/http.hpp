@@ -65,7 +65,8 @@ Route route_of(const HttpRequest& request);
 Reply answer_simple(Service& service, const HttpRequest& request);
 
 // A generation from its request to its last byte. False when the client went away. Throws ApiError before anything was
-// sent.
-asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat);
+// sent. `tenant`: the key's name; states of sequences are reused within one tenant only.
+asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat,
+                               const std::string& tenant);
 
 }  // namespace tidelock::serve

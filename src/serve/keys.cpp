@@ -69,6 +69,7 @@ Keys::Ticket Keys::enter(std::string_view authorization) {
   ++entry.running;
   ticket.entries_ = entries_.get();
   ticket.hash_ = hash;
+  ticket.tenant_ = entry.name;
   return ticket;
 }
 

@@ -42,14 +42,19 @@ class Keys {
   class Ticket {
    public:
     Ticket() = default;
-    Ticket(Ticket&& other) noexcept : entries_(std::exchange(other.entries_, nullptr)), hash_(std::move(other.hash_)) {}
+    Ticket(Ticket&& other) noexcept
+        : entries_(std::exchange(other.entries_, nullptr)),
+          hash_(std::move(other.hash_)),
+          tenant_(std::move(other.tenant_)) {}
     Ticket& operator=(Ticket&&) = delete;
     ~Ticket();
+    // The name of the key; empty where none is required.
+    const std::string& tenant() const { return tenant_; }
 
    private:
     friend class Keys;
     Entries* entries_ = nullptr;
-    std::string hash_;
+    std::string hash_, tenant_;
   };
 
   // `authorization`: the header's value, "Bearer KEY". Throws ApiError{401} for none or an unknown one.

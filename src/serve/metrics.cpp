@@ -52,7 +52,22 @@ std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
   };
   one("tidelock_sequences_running", "gauge", "Sequences that the engine decodes or prefills now.", engine.running);
   one("tidelock_requests_waiting", "gauge", "Requests that wait for their turn.", engine.waiting);
-  one("tidelock_state_bytes", "gauge", "Memory of the sequences' state.", engine.state_bytes);
+  one("tidelock_state_bytes", "gauge", "Memory for state that the engine holds, used or not.", engine.state_bytes);
+  one("tidelock_state_used_bytes", "gauge", "Of it, state of running sequences and kept state.",
+      engine.state_bytes_used);
+  one("tidelock_sequences_set_back_total", "counter", "Times that a sequence lost its state to the limit on memory.",
+      engine.set_back);
+  one("tidelock_prefix_lookups_total", "counter", "Prompts looked up among kept states.", engine.reuse.lookups);
+  one("tidelock_prefix_hits_total", "counter", "Of them, those that went on from a kept state.", engine.reuse.hits);
+  one("tidelock_prefix_asked_tokens_total", "counter", "Tokens of prompts looked up.", engine.reuse.asked_tokens);
+  one("tidelock_prefix_hit_tokens_total", "counter", "Of them, tokens that were not computed again.",
+      engine.reuse.hit_tokens);
+  one("tidelock_prefix_lost_tokens_total", "counter", "Tokens known in blocks, but without a checkpoint to go on from.",
+      engine.reuse.lost_no_checkpoint_tokens);
+  one("tidelock_kept_states", "gauge", "States kept for prompts to come.", engine.reuse.checkpoints);
+  one("tidelock_kept_blocks", "gauge", "Blocks of 64 tokens that lead to them.", engine.reuse.blocks);
+  one("tidelock_states_kept_total", "counter", "States that were kept.", engine.reuse.inserted);
+  one("tidelock_states_evicted_total", "counter", "Kept states that had to go.", engine.reuse.evicted);
   one("tidelock_connections", "gauge", "Open connections.", connections_);
   one("tidelock_prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", engine.prompt_tokens);
   one("tidelock_generated_tokens_total", "counter", "Sampled tokens.", engine.sampled_tokens);

@@ -10,7 +10,7 @@
 namespace tidelock::serve {
 namespace {
 
-constexpr std::size_t kStopStrings = 16, kStopBytes = 256;
+constexpr std::size_t kStopStrings = 16, kStopBytes = 256, kLongestSalt = 256;
 
 Json parse(std::string_view body) {
   try {
@@ -105,6 +105,10 @@ void read_sampling(Fields& fields, const RequestContext& context, std::optional<
     inner.finish();
   }
   request.token_ids = fields.flag("return_token_ids").value_or(false);
+  if (const auto salt = fields.text("cache_salt"); salt) {
+    if (salt->size() > kLongestSalt) fields.refuse("cache_salt", "at most 256 bytes", *fields.find("cache_salt"));
+    request.cache_salt = *salt;
+  }
   fields.only("frequency_penalty", 0, "there are no penalties");
   fields.only("presence_penalty", 0, "there are no penalties");
   fields.only("logit_bias", Json::object(), "there is no bias");

@@ -69,9 +69,13 @@ asio::awaitable<void> accept_all(Service& service, asio::io_context& io, tcp::ac
   }
 }
 
-RequestContext context_of(const model::Model& model, const model::Tokenizer& tokenizer, const ServeOptions& options) {
+RequestContext context_of(const model::Model& model, const model::Tokenizer& tokenizer, const ServeOptions& options,
+                          std::int64_t longest) {
   RequestContext context{tokenizer, options.model_id};
-  context.context = model.config().max_context;
+  context.context = longest;
+  if (longest < model.config().max_context)
+    spdlog::warn("state memory of {} holds sequences of {} tokens; the model could take {}",
+                 bytes_text(options.state_bytes), longest, model.config().max_context);
   context.vocab = model.config().vocab;
   context.end_tokens = model.config().end_tokens;
   context.reasoning_effort = options.reasoning_effort;
@@ -86,10 +90,14 @@ RequestContext context_of(const model::Model& model, const model::Tokenizer& tok
 void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::shared_ptr<const model::Adapter> adapter,
            Team& team, const ServeOptions& options) {
   ServerMetrics metrics;
-  EngineLoop engine(model, team, std::move(adapter), {options.sequences, options.queue});
+  EngineLoop engine(model, team, std::move(adapter),
+                    {options.sequences, options.queue, options.state_bytes, options.reuse});
+  if (engine.longest_sequence() < 1)
+    fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
+         bytes_text(options.state_bytes));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   Service service{options,
-                  context_of(model, tokenizer, options),
+                  context_of(model, tokenizer, options, engine.longest_sequence()),
                   options.keys.empty() ? Keys() : Keys::load(options.keys),
                   engine,
                   metrics,

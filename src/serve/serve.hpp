@@ -22,6 +22,7 @@
 #include "base/team.hpp"
 #include "model/model.hpp"
 #include "model/tokenizer.hpp"
+#include "state/state.hpp"
 
 namespace tidelock::serve {
 
@@ -32,14 +33,16 @@ struct ServeOptions {
   std::string reasoning_effort = "none";
   std::filesystem::path keys;  // empty: everybody is let in
   int http_threads = 2;
-  std::size_t sequences = 64;                    // that the engine runs at once
-  std::size_t queue = 256;                       // requests that may wait; more are turned away (429)
-  int connections = 512;                         // open at once; more are turned away (503)
-  std::uint64_t body_bytes = 16 << 20;           // of a request (413)
-  std::uint32_t header_bytes = 16 << 10;         // of a request (431)
-  std::chrono::milliseconds patience{30'000};    // for a whole header, a whole body, and each write
-  std::chrono::milliseconds idle{75'000};        // between two requests of a connection
-  std::function<void(std::uint16_t)> listening;  // called once with the port; may be empty
+  std::size_t sequences = 64;                       // that the engine runs at once
+  std::size_t queue = 256;                          // requests that may wait; more are turned away (429)
+  std::size_t state_bytes = state::Pool::kNoLimit;  // limit on the memory of sequences' state, running and kept
+  bool reuse = true;                                // keep states of prompts and answers for those that start alike
+  int connections = 512;                            // open at once; more are turned away (503)
+  std::uint64_t body_bytes = 16 << 20;              // of a request (413)
+  std::uint32_t header_bytes = 16 << 10;            // of a request (431)
+  std::chrono::milliseconds patience{30'000};       // for a whole header, a whole body, and each write
+  std::chrono::milliseconds idle{75'000};           // between two requests of a connection
+  std::function<void(std::uint16_t)> listening;     // called once with the port; may be empty
 };
 
 // Serves until SIGINT or SIGTERM, then ends open answers and returns. Throws Error{invalid_argument} for options that

@@ -74,7 +74,7 @@ asio::awaitable<bool> answer(Service& service, Stream& stream, beast::flat_buffe
       reply = answer_simple(service, request);
     } else {
       const Keys::Ticket ticket = service.keys.enter(authorization);
-      const bool there = co_await generate(service, stream, request, route == Route::chat);
+      const bool there = co_await generate(service, stream, request, route == Route::chat, ticket.tenant());
       if (!there) service.metrics.count_response(metric_path(request), 499);  // nobody is told: the client is gone
       co_return there&& request.keep_alive();
     }
