@@ -133,7 +133,7 @@ class Api(ServeCase):
             self.assertTrue(response.getheader("Content-Type").startswith("text/event-stream"))
             chunks = events(text)
             self.assertEqual(chunks[-1]["choices"], [])
-            self.assertEqual(chunks[-1]["usage"], whole["usage"])
+            self.assertEqual({**chunks[-1]["usage"], "prompt_tokens_details": None}, {**whole["usage"], "prompt_tokens_details": None})
             for i, choice in enumerate(whole["choices"]):
                 mine = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == i]
                 deltas = [c["delta"] for c in mine]
@@ -354,6 +354,69 @@ class Hostile(ServeCase):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             self.refused("serve", NANO, "--port", taken.getsockname()[1], code=1, says=["cannot listen"])
+
+
+class Reuse(ServeCase):
+    PROMPT = [7 + i * i % 400 for i in range(300)]
+
+    def cached(self, server, prompt, headers=None, **fields):
+        response, body = server.ask("POST", "/v1/completions", {"model": "nano", "prompt": prompt, "max_tokens": 20, "temperature": 0,
+                                    "return_token_ids": True, **fields}, headers)  # fmt: skip
+        self.assertEqual(response.status, 200, body)
+        return body["usage"]["prompt_tokens_details"]["cached_tokens"], body["choices"][0]["token_ids"]
+
+    def test_a_conversation_goes_on_where_it_ended(self):
+        warm, cold = self.serve(), self.serve("--no-prefix-reuse")
+        prompt = list(self.PROMPT)
+        for turn in range(4):
+            known, answer = self.cached(warm, prompt)
+            nothing, expected = self.cached(cold, prompt)
+            self.assertEqual((nothing, answer), (0, expected))
+            # All but the last answer's last token, which was never computed, and the five new ones.
+            self.assertEqual(known, len(prompt) - 1 - 5 if turn else 0)
+            prompt += [*answer, *self.PROMPT[:5]]
+        self.assertEqual(warm.metric("tidelock_prefix_hits_total"), 3)
+        self.assertGreater(warm.metric("tidelock_prefix_hit_tokens_total"), 900)
+        self.assertGreater(warm.metric("tidelock_kept_states"), 3)
+        self.assertEqual(cold.metric("tidelock_kept_states"), 0)
+        # Chats, too, whose template writes the last answer in another way than it was asked for.
+        messages = [{"role": "system", "content": "You count. " * 60}, *QUESTION]
+        first = warm.chat(messages=messages, temperature=0)[1]
+        again = [*messages, first["choices"][0]["message"], {"role": "user", "content": "and 3*5?"}]
+        usage = warm.chat(messages=again, temperature=0)[1]["usage"]
+        self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], first["usage"]["prompt_tokens"] - 64)
+
+    def test_tenants_and_salts_stay_apart(self):
+        lines = [f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in ("ann", "bob")]
+        server = self.serve("--api-keys", self.write("keys", "".join(lines)))
+        key = lambda name: {"Authorization": f"Bearer {name}"}  # noqa: E731
+        for name, salt, expected in (("ann", "", 0), ("ann", "", 256), ("bob", "", 0), ("ann", "s", 0), ("ann", "s", 256)):
+            fields = {"cache_salt": salt} if salt else {}
+            self.assertEqual(self.cached(server, self.PROMPT, key(name), **fields)[0], expected, (name, salt))
+        self.check_error(server.ask("POST", "/v1/completions", {"model": "nano", "prompt": "x", "cache_salt": "x" * 257}, key("ann")), 400, "cache_salt")
+
+    def test_memory_for_state_is_a_limit(self):
+        limit = 3 << 20
+        wide, tight = self.serve(), self.serve("--state-memory", "3M")
+        prompts = [[(i * 31 + j * 7) % 400 + 7 for j in range(100 + 40 * i)] for i in range(8)]
+        expected = [self.cached(wide, prompt, max_tokens=150)[1] for prompt in prompts]
+        answers, high = {}, 0
+
+        def ask(i):
+            answers[i] = self.cached(tight, prompts[i], max_tokens=150)[1]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for t in threads:
+            t.start()
+        while any(t.is_alive() for t in threads):
+            high = max(high, tight.metric("tidelock_state_used_bytes"))
+            time.sleep(0.01)
+        self.assertEqual([answers[i] for i in range(8)], expected)
+        self.assertLessEqual(high, limit)
+        self.assertLessEqual(tight.metric("tidelock_state_bytes"), limit)
+        self.assertGreater(tight.metric("tidelock_states_evicted_total"), 0)
+        self.refused("serve", NANO, "--port", "0", "--state-memory", "10K", says=["holds no sequence"])
+        self.refused("serve", NANO, "--port", "0", "--state-memory", "much", says=["--state-memory"])
 
 
 class Clients(ServeCase):
