@@ -32,10 +32,11 @@ class Server:
     def start(self, *arguments):
         keys = self.folder.parent / "keys.txt"
         keys.write_text(f"{hashlib.sha256(KEY.encode()).hexdigest()} tests\n")
-        self.process = subprocess.Popen(
-            [BINARY, "sandbox", "serve", "--directory", self.folder, "--listen", "127.0.0.1:0", "--api-key-file", keys,
-             "--memory", "128", "--disk", "64", "--pool", "1", *arguments],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=open(self.folder.parent / "log", "a"), text=True)  # fmt: skip
+        with open(self.folder.parent / "log", "a") as log:
+            self.process = subprocess.Popen(
+                [BINARY, "sandbox", "serve", "--directory", self.folder, "--listen", "127.0.0.1:0", "--api-key-file", keys,
+                 "--memory", "128", "--disk", "64", "--pool", "1", *arguments],
+                cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)  # fmt: skip
         line = self.process.stdout.readline()
         match = re.fullmatch(r"sandboxes at http://127\.0\.0\.1:(\d+)\n", line)
         assert match, f"{line!r} {(self.folder.parent / 'log').read_text()}"
@@ -69,7 +70,7 @@ class Server:
         response = connection.getresponse()
         text = response.read()
         connection.close()
-        return response, (json.loads(text) if text and "json" in response.getheader("Content-Type", "") else text)
+        return response, (json.loads(text) if text and response.getheader("Content-Type") == "application/json" else text)
 
     def environment(self, case):
         url = f"http://127.0.0.1:{self.port}"

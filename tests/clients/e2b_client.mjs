@@ -23,17 +23,17 @@ try {
   assert.equal(await box.files.exists("/root/none"), false);
   await assert.rejects(box.files.read("/root/none"), NotFoundError);
 
-  const running = await box.commands.run(counter, { background: true });
+  const running = await box.commands.run(counter, { background: true, timeoutMs: 0 });
   const count = async (from) => {
-    const first = Number(await from.files.read("/root/count"));
+    const look = async () => Number((await from.files.exists("/root/count")) ? await from.files.read("/root/count") : 0);
+    const first = await look();
     for (let i = 0; i < 200; ++i) {
-      const now = Number(await from.files.read("/root/count"));
+      const now = await look();
       if (now > first) return now;
       await new Promise((wake) => setTimeout(wake, 100));
     }
     assert.fail("it stands still");
   };
-  await new Promise((wake) => setTimeout(wake, 300));
   const reached = await count(box);
   const cat = await box.commands.run("cat", { background: true, stdin: true });
   await box.commands.sendStdin(cat.pid, "typed\n");
@@ -50,6 +50,7 @@ try {
   const same = await Sandbox.connect(box.sandboxId, { timeoutMs: 60_000 });
   assert.ok((await count(same)) > reached);
   assert.equal(await same.commands.kill(running.pid), true);
+  for (let i = 0; i < 100 && (await same.commands.list()).length > 0; ++i) await new Promise((wake) => setTimeout(wake, 100));
   assert.equal(await same.commands.kill(running.pid), false);
 } finally {
   assert.equal(await box.kill(), true);

@@ -113,6 +113,7 @@ class Server : public HttpHandler {
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::chrono::seconds keepalive{0};
     std::exception_ptr error = nullptr;
+    bool over = false;  // the process has ended, was lost, or is being ended
   };
   Reply answer_inside(const Target& target, const Request& request);
   Reply answer_envd(sandbox::Sandbox& box, const Request& request);
@@ -120,6 +121,8 @@ class Server : public HttpHandler {
   asio::awaitable<void> watch_times();
   asio::awaitable<bool> stream_process(Stream& stream, const HttpRequest& request, Target target);
   void open_process(Work& work, const std::string& path);
+  asio::awaitable<void> end_process(Work& work);
+  asio::awaitable<void> mind(std::unique_ptr<Work> work);
   asio::awaitable<void> pump(Work& work);
   asio::awaitable<void> produce(Work& work);
   asio::awaitable<void> end_stream(Work& work, const RpcError* error);
@@ -266,6 +269,30 @@ asio::awaitable<void> Server::end_stream(Work& work, const RpcError* error) {
   co_await send_last_chunk(*this, work.stream);
 }
 
+asio::awaitable<void> Server::end_process(Work& work) {
+  const std::function<void()> kill = [this, &work] {
+    try {
+      sandboxes_->use(work.sandbox,
+                      [&](sandbox::Sandbox& box, const SandboxRecord&) { box.signal(work.listener->pid(), SIGKILL); });
+    } catch (const std::exception& error) {  // it has just ended, or everything has
+      spdlog::debug("process {}: {}", work.listener->pid(), error.what());
+    }
+  };
+  co_await on_pool(kill);
+}
+
+// A process whose client went away before its time-out still has one. `work` refers to no connection any more.
+asio::awaitable<void> Server::mind(std::unique_ptr<Work> work) {
+  while (true) {
+    while (const std::optional<sandbox::ProcessEvent> event = work->listener->take())
+      if (event->kind == sandbox::ProcessEvent::Kind::ended || event->kind == sandbox::ProcessEvent::Kind::lost)
+        co_return;
+    if (Clock::now() >= *work->deadline) break;
+    co_await work->bell->wait(*work->deadline);
+  }
+  co_await end_process(*work);
+}
+
 asio::awaitable<void> Server::pump(Work& work) {
   using Kind = sandbox::ProcessEvent::Kind;
   std::string text = envelope(start_event(work.listener->pid()));
@@ -281,21 +308,14 @@ asio::awaitable<void> Server::pump(Work& work) {
     const bool more = text.size() >= kBatch;
     text.clear();
     if (last) {
+      work.over = true;
       const RpcError lost("unavailable", "the sandbox was paused or ended while the process ran");
       co_await end_stream(work, *last == Kind::lost ? &lost : nullptr);
       co_return;
     }
     if (work.deadline && Clock::now() >= *work.deadline) {
-      const std::function<void()> kill = [this, &work] {
-        try {
-          sandboxes_->use(work.sandbox, [&](sandbox::Sandbox& box, const SandboxRecord&) {
-            box.signal(work.listener->pid(), SIGKILL);
-          });
-        } catch (const std::exception& error) {  // it has just ended, or everything has
-          spdlog::debug("process {}: {}", work.listener->pid(), error.what());
-        }
-      };
-      if (work.started_here) co_await on_pool(kill);
+      work.over = true;
+      if (work.started_here) co_await end_process(work);
       const RpcError late("deadline_exceeded", "the time-out of the request has passed");
       co_await end_stream(work, &late);
       co_return;
@@ -348,7 +368,10 @@ asio::awaitable<bool> Server::stream_process(Stream& stream, const HttpRequest& 
   work->listener->on_event([bell = work->bell] { bell->notify(); });
   stream.expires_never();
   const auto ended = co_await (produce(*work) || watch(stream));
-  co_return ended.index() == 0 && !work->error && request.keep_alive();
+  const bool there = ended.index() == 0 && !work->error;
+  if (!work->over && work->started_here && work->deadline)
+    asio::co_spawn(stream.get_executor(), mind(std::move(work)), asio::detached);
+  co_return there&& request.keep_alive();
 }
 
 }  // namespace
