@@ -143,7 +143,7 @@ bool Process::over() const {
 }
 
 // Under mutex_.
-void Process::tell(ProcessEvent event) {
+void Process::tell(const ProcessEvent& event) {
   for (auto at = listeners_.begin(); at != listeners_.end();) {
     if (const std::shared_ptr<Listener> listener = at->lock()) {
       listener->events_.push_back(event);
@@ -293,7 +293,7 @@ void Process::close_input() {
 
 std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request) {
   const auto process = std::make_shared<Process>(weak_from_this());
-  const std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
+  std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
   const std::uint32_t stream = open(process);
   try {
     send_request(stream, encode_request(request));
@@ -318,7 +318,7 @@ std::shared_ptr<Process> Link::find_process(int pid) {
       return found->second;
     }
   }
-  const auto process = std::make_shared<Process>(weak_from_this());
+  auto process = std::make_shared<Process>(weak_from_this());
   const std::uint32_t stream = open(process);
   try {
     std::string body;

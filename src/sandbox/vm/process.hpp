@@ -34,7 +34,7 @@ class Process : public Sink, public std::enable_shared_from_this<Process> {
 
  private:
   class Listener;
-  void tell(ProcessEvent event);
+  void tell(const ProcessEvent& event);
   void acknowledge();
   void need_alive() const;  // these two under mutex_
   void need_input() const;

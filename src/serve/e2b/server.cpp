@@ -138,7 +138,8 @@ void Server::admit(const HttpRequest& header) {
   if (path_of(header) == "/health") return;
   if (!target.sandbox.empty()) {
     const auto record = sandboxes_->find(target.sandbox);
-    if (record && !record->token.empty() && !same_secret(header_of(header, "X-Access-Token"), record->token))
+    if (!record) throw ApiError(502, "", "the sandbox was not found: there is none with this id", target.sandbox);
+    if (!record->token.empty() && !same_secret(header_of(header, "X-Access-Token"), record->token))
       throw ApiError(401, "", "X-Access-Token: expected the token that the sandbox was made with");
     return;
   }
@@ -179,8 +180,7 @@ asio::awaitable<void> Server::watch_times() {
 }
 
 void Server::end() {
-  pool_.stop();
-  pool_.join();
+  pool_.join();        // what is under way is done; its news reaches nobody
   sandboxes_.reset();  // and with it everything that could wake a connection
 }
 
