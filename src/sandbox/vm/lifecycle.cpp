@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <future>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -297,6 +298,10 @@ auto Store::with_agent(Live& box, const std::string& id, Act act) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::io) {
       box.agent.close();
+      // A process that is ending closes its connections a moment before it is gone.
+      for (int look = 0; look < 100 && box.machine->alive(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
       if (!box.machine->alive()) {
         lose(box, find(id));
       }
