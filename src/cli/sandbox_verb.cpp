@@ -7,6 +7,7 @@
 
 #include "base/base.hpp"
 #include "cli/cli.hpp"
+#include "cli/sandbox_serve.hpp"
 #include "sandbox/sandbox.hpp"
 
 namespace tidelock::cli {
@@ -122,7 +123,8 @@ struct Verb {
 Action add_sandbox(CLI::App& app) {
   auto o = std::make_shared<SandboxOptions>();
   app.require_subcommand(1);
-  app.add_option("--dir", o->directory, "state directory: templates, layers, disks, journal; made at first use")
+  app.add_option("--dir,--directory", o->directory,
+                 "state directory: templates, layers, disks, journal; made at first use")
       ->required();
   app.add_option("--accelerator", o->accelerator, "of new templates: auto, kvm or tcg")
       ->check(CLI::IsMember({"auto", "kvm", "tcg"}));
@@ -182,6 +184,10 @@ Action add_sandbox(CLI::App& app) {
   need_id(snapshot);
   snapshot->add_option("name", o->name, "its name")->required();
   add("ls", "sandboxes, snapshots and templates", [o] { return list(*o); });
+  const auto serve_options = std::make_shared<SandboxServeOptions>();
+  CLI::App* serve = add("serve", "an HTTP server of the E2B API; sandboxes outlive it",
+                        [o, serve_options] { return serve_sandboxes(o->directory, o->accelerator, *serve_options); });
+  add_sandbox_serve(*serve, *serve_options);
   CLI::App* gone = add("rm", "ends a sandbox and removes all that is only its own", [o] { return remove(*o); });
   gone->add_option("sandbox", o->id, "its name");
   gone->add_option("--snapshot", o->name, "removes a snapshot instead");

@@ -6,7 +6,7 @@
 namespace tidelock::sandbox {
 
 // Exit codes of file operations; the text goes to standard error.
-enum class FileExit : int { done = 0, not_found = 10, invalid = 11, exhausted = 12, io = 13 };
+enum class FileExit : int { done = 0, not_found = 10, invalid = 11, exhausted = 12, io = 13, exists = 14 };
 
 // In a child of init: gives up every privilege and becomes the command. Descriptors 0, 1, 2 are set up already.
 // A command that cannot be started says so on standard error and exits with 127 (not found) or 126, as shells do.

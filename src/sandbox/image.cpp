@@ -120,8 +120,16 @@ void build_busybox_image(const fs::path& root) {
       fs::create_symlink("/bin/busybox", part / line, ignored);
     }
   }
-  write_text(part / "etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
-  write_text(part / "etc/group", "root:x:0:\nnogroup:x:65534:\n");
+  // Programs for agents ask for bash by its path; busybox has a shell, which understands -l and -c, but not under this
+  // name.
+  if (!fs::exists(fs::symlink_status(part / "bin/bash"))) {
+    write_text(part / "bin/bash", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
+    fs::permissions(part / "bin/bash", fs::perms(0755));
+  }
+  write_text(part / "etc/passwd",
+             "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/root:/bin/sh\n"
+             "nobody:x:65534:65534:nobody:/:/bin/false\n");
+  write_text(part / "etc/group", "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n");
   write_text(part / "etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");
   fs::permissions(part / "tmp", fs::perms(01777));
   fs::permissions(part / "var/tmp", fs::perms(01777));

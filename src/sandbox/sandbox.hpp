@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,7 @@ struct Capabilities {
   bool fork_filesystem = false;  // copy files to a new sandbox
   bool fork_memory = false;      // copy running processes too
   bool snapshot = false;         // survive the end of this program
+  bool processes = false;        // start, attach, signal...: processes beside the calls that start them
   std::string isolation;         // one line for people: what separates a sandbox from its host
 };
 
@@ -58,6 +60,74 @@ struct ExecResult {
   double seconds = 0;  // wall time
 };
 
+// A process that goes on after the call that started it, and after everybody stopped listening.
+struct ProcessRequest {
+  std::vector<std::string> argv;  // argv[0] is looked up in PATH inside the sandbox
+  std::map<std::string, std::string> environment;
+  std::string directory = "/root";
+  bool root = false;        // as the sandbox's root; otherwise as its unprivileged user
+  bool open_input = false;  // standard input stays open for write_input; otherwise it is empty
+  std::string tag;          // the caller's name for it
+};
+
+struct ProcessInfo {
+  int pid = 0;  // inside the sandbox
+  ProcessRequest request;
+};
+
+struct ProcessEvent {
+  enum class Kind {
+    output,
+    error,  // standard error
+    ended,
+    lost,  // the sandbox was paused or ended; the process may go on when it is resumed, unheard until attached to
+  };
+  Kind kind{};
+  std::string bytes;   // of output and error
+  int exit_code = -1;  // of ended, as in ExecResult
+  int signal = 0;
+};
+
+// One listener of a process; there may be several, each hears everything from when it came. A process whose listeners
+// do not take its output waits. Thread-safe. Destroying it ends the listening, not the process.
+class ProcessListener {
+ public:
+  virtual ~ProcessListener() = default;
+  virtual int pid() const = 0;
+  virtual std::optional<ProcessEvent> take() = 0;  // the next event, if there is one; ended or lost is the last
+  // Called from another thread whenever there may be something to take; must not block. Once, before the first take.
+  virtual void on_event(std::function<void()> wake) = 0;
+};
+
+// One entry of a sandbox's file system. A link is told as what it leads to, with its target.
+struct FileEntry {
+  enum class Type { file, folder, other };
+  Type type = Type::other;
+  std::string path;
+  std::uint64_t size = 0;
+  std::uint32_t mode = 0;  // st_mode
+  std::string owner, group;
+  std::int64_t seconds = 0, nanoseconds = 0;  // of the last change of its content, since 1970
+  std::string target;                         // of a link; empty otherwise
+};
+
+struct FileCommand {
+  enum class Operation {
+    stat,
+    list,         // the entries of a folder, in no order
+    make_folder,  // with its parents; Error{mismatch} when the folder exists
+    move,         // makes the parents of `to`
+    remove,       // with all below; nothing happens when there is nothing
+    write,        // with its parents; a file that exists keeps its mode and owner
+  };
+  Operation operation{};
+  std::string path;  // absolute, as `to`
+  std::string to = {};
+  int depth = 1;                  // of list
+  std::string_view content = {};  // of write
+  bool root = false;              // what is made belongs to root
+};
+
 // Time a sandbox spent in each condition, for the run's metrics (seconds).
 struct Times {
   double alive = 0;   // since creation
@@ -78,6 +148,15 @@ class Sandbox {
   virtual void thaw() = 0;
   virtual std::unique_ptr<Sandbox> fork_filesystem() = 0;
   virtual Times times() const = 0;
+  // Beside exec: only where Capabilities say processes. These may be called from several threads at once, and resume
+  // first as exec does. Throw Error{not_found} for a pid that none of them has.
+  virtual std::shared_ptr<ProcessListener> start(const ProcessRequest& request);
+  virtual std::shared_ptr<ProcessListener> attach(int pid);  // also for some seconds after its end
+  virtual std::vector<ProcessInfo> processes();
+  virtual void signal(int pid, int number);  // SIGKILL ends its session, others go to its process group
+  virtual void write_input(int pid, std::string_view bytes);  // waits until it is taken; Error{exhausted} after a while
+  virtual void close_input(int pid);
+  virtual std::vector<FileEntry> files(const FileCommand& command);
   // With memory: only where Capabilities say so.
   virtual void pause();       // its processes stand still on disk; nothing of it is left in memory
   virtual void resume();      // they go on, with the clock set and fresh randomness

@@ -12,6 +12,27 @@ namespace {
 
 }  // namespace
 
+std::shared_ptr<ProcessListener> Sandbox::start(const ProcessRequest& /*request*/) {
+  refuse("start processes beside exec");
+}
+std::shared_ptr<ProcessListener> Sandbox::attach(int /*pid*/) {
+  refuse("attach to processes");
+}
+std::vector<ProcessInfo> Sandbox::processes() {
+  refuse("list processes");
+}
+void Sandbox::signal(int /*pid*/, int /*number*/) {
+  refuse("signal processes");
+}
+void Sandbox::write_input(int /*pid*/, std::string_view /*bytes*/) {
+  refuse("write to processes");
+}
+void Sandbox::close_input(int /*pid*/) {
+  refuse("write to processes");
+}
+std::vector<FileEntry> Sandbox::files(const FileCommand& /*command*/) {
+  refuse("list, move or remove files other than by exec");
+}
 void Sandbox::pause() {
   refuse("pause a sandbox");
 }

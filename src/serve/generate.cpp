@@ -1,51 +1,17 @@
 // A generation from its request to the last byte.
-#include <sys/socket.h>
-
 #include <boost/asio/experimental/awaitable_operators.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
 #include <chrono>
 #include <exception>
 #include <random>
 
 #include "base/base.hpp"
 #include "serve/answer.hpp"
-#include "serve/http.hpp"
+#include "serve/service.hpp"
 
 namespace tidelock::serve {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using asio::use_awaitable;
-
-// Lets the connection's coroutine sleep until the engine's thread has something for it. All but notify() belongs to the
-// connection's strand.
-class Bell : public std::enable_shared_from_this<Bell> {
- public:
-  explicit Bell(const asio::any_io_executor& executor) : timer_(executor) {}
-
-  void notify() {
-    asio::post(timer_.get_executor(), [self = shared_from_this()] {
-      self->rung_ = true;
-      self->timer_.cancel();
-    });
-  }
-  asio::awaitable<void> wait() {
-    if (!rung_) {
-      boost::system::error_code ignored;
-      timer_.expires_at(Clock::time_point::max());
-      co_await timer_.async_wait(asio::redirect_error(use_awaitable, ignored));
-    }
-    rung_ = false;
-  }
-
- private:
-  asio::steady_timer timer_;
-  bool rung_ = false;
-};
 
 // A request's place in the engine: left on every way out.
 class Lease {
@@ -102,23 +68,6 @@ struct Work {
         lease(s.engine, generation) {}
 };
 
-asio::awaitable<void> send_chunk(Work& work, const std::string& text) {
-  work.stream.expires_after(work.service.options.patience);
-  co_await asio::async_write(work.stream, http::make_chunk(asio::buffer(text)), use_awaitable);
-}
-
-asio::awaitable<void> send_header(Work& work) {
-  http::response<http::empty_body> response(http::status::ok, 11);
-  response.set(http::field::content_type, "text/event-stream; charset=utf-8");
-  response.set(http::field::cache_control, "no-cache");
-  response.keep_alive(work.http_request.keep_alive());
-  response.chunked(true);
-  http::response_serializer<http::empty_body> serializer(response);
-  work.stream.expires_after(work.service.options.patience);
-  work.header_sent = true;
-  co_await http::async_write_header(work.stream, serializer, use_awaitable);
-}
-
 std::string event(const std::string& json) {
   return fmt::format("data: {}\n\n", json);
 }
@@ -132,7 +81,7 @@ asio::awaitable<bool> pump(Work& work) {
     if (const auto chunk = work.answer.feed(token)) text += event(*chunk);
     if (!was_early && work.answer.ended_early(token.choice)) work.service.engine.cancel(work.generation, token.choice);
   }
-  if (!text.empty()) co_await send_chunk(work, text);
+  if (!text.empty()) co_await send_chunk(work.service, work.stream, text);
   co_return work.generation->failure().empty();
 }
 
@@ -145,17 +94,17 @@ asio::awaitable<void> finish_stream(Work& work, bool whole) {
     text = event(work.answer.usage_chunk());
   }
   if (whole) text += "data: [DONE]\n\n";
-  co_await send_chunk(work, text);
-  work.stream.expires_after(work.service.options.patience);
-  co_await asio::async_write(work.stream, http::make_chunk_last(), use_awaitable);
+  co_await send_chunk(work.service, work.stream, text);
+  co_await send_last_chunk(work.service, work.stream);
 }
 
 asio::awaitable<void> answer(Work& work) {
   if (work.request.stream) {
-    co_await send_header(work);
+    work.header_sent = true;
+    co_await send_stream_header(work.service, work.stream, work.http_request, "text/event-stream; charset=utf-8");
     std::string text;
     for (const std::string& chunk : work.answer.begin()) text += event(chunk);
-    if (!text.empty()) co_await send_chunk(work, text);
+    if (!text.empty()) co_await send_chunk(work.service, work.stream, text);
   }
   bool whole = true;
   while (whole && !work.answer.done()) {
@@ -180,19 +129,6 @@ asio::awaitable<void> produce(Work& work) {
   } catch (...) {
     work.error = std::current_exception();
   }
-}
-
-// Returns when the client has closed its side. Bytes of a further request end the watching: what comes behind them
-// cannot be seen.
-asio::awaitable<void> watch(Stream& stream) {
-  boost::system::error_code error;
-  co_await stream.socket().async_wait(asio::ip::tcp::socket::wait_read, asio::redirect_error(use_awaitable, error));
-  if (error) co_return;
-  char byte = 0;
-  const ssize_t n = ::recv(stream.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) co_return;
-  asio::steady_timer forever(co_await asio::this_coro::executor, Clock::time_point::max());
-  co_await forever.async_wait(asio::redirect_error(use_awaitable, error));
 }
 
 }  // namespace

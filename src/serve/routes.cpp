@@ -1,6 +1,6 @@
 // Which path does what, but for generations.
 #include "model/json.hpp"
-#include "serve/http.hpp"
+#include "serve/service.hpp"
 
 namespace tidelock::serve {
 namespace {
@@ -56,11 +56,6 @@ const RouteEntry* find(const std::string& path) {
 
 Reply error_reply(const ApiError& error) {
   return {error.status(), error.json()};
-}
-
-std::string path_of(const HttpRequest& request) {
-  const std::string target(request.target());
-  return target.substr(0, target.find('?'));
 }
 
 // What a path is called in the metrics: unknown ones share a name, so that nobody can fill the table.

@@ -9,6 +9,9 @@
 
 #include <sys/types.h>
 
+#include <string>
+#include <vector>
+
 #include "sandbox/vm/frame.hpp"
 
 namespace tidelock::sandbox::agent {
@@ -23,6 +26,14 @@ int open_port();  // non-blocking
 
 // In a child whose descriptors 0, 1 and 2 are set up: becomes the command, or does the file operation.
 [[noreturn]] void run_child(const vm::GuestRequest& request);
+
+// The file operations, in such a child; they end it with an exit code of FileExit.
+[[noreturn]] void write_file(const vm::GuestRequest& request);
+[[noreturn]] void read_file(const vm::GuestRequest& request);
+[[noreturn]] void run_file_tool(const vm::GuestRequest& request);
+
+// The texts of a request's field, each followed by a zero byte, as execve takes them. Points into `texts`.
+std::vector<char*> pointers(std::string& texts);
 
 [[noreturn]] void serve(int port);
 

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +27,8 @@ using vm::FrameType;
 namespace {
 
 constexpr std::size_t kQueueBound = 256U << 10;  // of frames on their way out; past it no output is read
-constexpr std::size_t kMaxProcesses = 256;       // streams at once, with those whose pipes are only kept empty
+constexpr long kMaxProcesses = 256;              // streams at once, with those whose pipes are only kept empty
+constexpr long kMaxEnded = 64;                   // processes whose end is remembered
 constexpr int kKillRounds = 20;
 
 struct Process {
@@ -38,7 +40,19 @@ struct Process {
   int in = -1, out = -1, err = -1;
   std::string input;
   bool input_end = false;
+  std::size_t unacknowledged = 0;  // bytes of output on their way to the program
+  bool stays = false;              // a GuestKind::process: goes on unheard, and its end is remembered
+  bool recalled = false;           // an ended one was attached to: its end is to be told once more
+  pid_t number = 0;                // its pid, also when it was reaped
+  time_t ended_at = 0;
+  std::string listed;  // its request, for lists
 };
+
+time_t seconds_now() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec;
+}
 
 class Agent {
  public:
@@ -55,7 +69,10 @@ class Agent {
         drain(process, process.err, FrameType::error);
         report(process);
       }
-      processes_.remove_if([](const Process& p) { return p.ended && p.out < 0 && p.err < 0; });
+      const time_t now = seconds_now();
+      processes_.remove_if([now](const Process& p) {
+        return p.ended && p.out < 0 && p.err < 0 && (!p.stays || now >= p.ended_at + vm::kEndedSeconds);
+      });
       send();
     }
   }
@@ -66,16 +83,20 @@ class Agent {
     entries.push_back({edges_, POLLIN, 0});
     entries.push_back({signals_, POLLIN, 0});
     const bool room = queue_.size() < kQueueBound;
+    int patience = -1;
     for (const Process& p : processes_) {
       if (!p.input.empty() && p.in >= 0) {
         entries.push_back({p.in, POLLOUT, 0});
       }
-      if (room || !p.heard || p.ended) {
+      if (p.ended && p.stays) {
+        patience = vm::kEndedSeconds * 1000;
+      }
+      if (may_drain(p, room)) {
         entries.push_back({p.out, POLLIN, 0});
         entries.push_back({p.err, POLLIN, 0});
       }
     }
-    poll(entries.data(), entries.size(), -1);
+    poll(entries.data(), entries.size(), patience);
     epoll_event event{};
     if (epoll_wait(edges_, &event, 1, 0) == 1) {
       hung_up_ = (event.events & EPOLLHUP) != 0;
@@ -124,6 +145,14 @@ class Agent {
       set_clock(frame.payload);
       return;
     }
+    if (frame.type == FrameType::attach) {
+      attach(frame.stream, frame.payload);
+      return;
+    }
+    if (frame.type == FrameType::list) {
+      list(frame.stream);
+      return;
+    }
     if (frame.type == FrameType::request || frame.type == FrameType::request_end) {
       if (request_stream_ != frame.stream) {
         request_.clear();
@@ -141,7 +170,13 @@ class Agent {
       return;
     }
     for (Process& process : processes_) {
-      if (process.stream != frame.stream || !process.heard || process.ended) {
+      if (process.stream != frame.stream || !process.heard) {
+        continue;
+      }
+      if (frame.type == FrameType::output_ack && frame.payload.size() == 4) {
+        process.unacknowledged -= std::min<std::size_t>(process.unacknowledged, vm::get_u32(frame.payload, 0));
+      }
+      if (process.ended) {
         continue;
       }
       if (frame.type == FrameType::input && process.input.size() + frame.payload.size() <= vm::kInputWindow) {
@@ -150,8 +185,50 @@ class Agent {
         process.input_end = true;
       } else if (frame.type == FrameType::kill) {
         end_session(process.pid);
+      } else if (frame.type == FrameType::signal && frame.payload.size() == 4 && process.pid > 0) {
+        ::kill(-process.pid, static_cast<int>(vm::get_u32(frame.payload, 0)));
       }
     }
+  }
+
+  // A process that stays speaks on another stream from now. Newest first: a pid may have been used before.
+  void attach(std::uint32_t stream, std::string_view payload) {
+    const pid_t wanted = payload.size() == 4 ? static_cast<pid_t>(vm::get_u32(payload, 0)) : 0;
+    for (auto p = processes_.rbegin(); p != processes_.rend(); ++p) {
+      if (p->stays && p->number == wanted) {
+        p->stream = stream;
+        p->heard = true;
+        p->unacknowledged = 0;
+        tell_started(*p);
+        p->recalled = p->ended;
+        return;
+      }
+    }
+    refuse(stream, "no such process");
+  }
+
+  void tell_started(const Process& process) {
+    std::string body;
+    vm::put_u32(body, static_cast<std::uint32_t>(process.number));
+    const bool open = process.in >= 0 && !process.input_end;
+    vm::put_u32(body, (open ? vm::kOpenInput : 0) | (process.ended ? vm::kHasEnded : 0));
+    tell(process, FrameType::started, body);
+  }
+
+  void list(std::uint32_t stream) {
+    std::string body;
+    for (const Process& process : processes_) {
+      if (process.stays && !process.ended) {
+        vm::put_u32(body, static_cast<std::uint32_t>(process.number));
+        vm::put_u32(body, static_cast<std::uint32_t>(process.listed.size()));
+        body += process.listed;
+      }
+    }
+    std::size_t at = 0;
+    for (; body.size() - at > vm::kMaxPayload; at += vm::kMaxPayload) {
+      vm::append_frame(queue_, FrameType::listing, stream, std::string_view(body).substr(at, vm::kMaxPayload));
+    }
+    vm::append_frame(queue_, FrameType::listing_end, stream, std::string_view(body).substr(at));
   }
 
   void refuse(std::uint32_t stream, const char* why) { vm::append_frame(queue_, FrameType::failed, stream, why); }
@@ -162,8 +239,15 @@ class Agent {
       refuse(stream, "the request cannot be read");
       return;
     }
+    struct stat folder {};
+    if (request.kind == vm::GuestKind::process &&
+        (stat(request.path.c_str(), &folder) != 0 || !S_ISDIR(folder.st_mode))) {
+      refuse(stream, "its working directory does not exist");
+      return;
+    }
     int ends[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
-    bool ready = processes_.size() < kMaxProcesses;
+    bool ready = std::count_if(processes_.begin(), processes_.end(),
+                               [](const Process& p) { return !p.ended || p.out >= 0 || p.err >= 0; }) < kMaxProcesses;
     for (auto& pair : ends) {
       ready = ready && pipe2(pair, O_CLOEXEC) == 0;
     }
@@ -185,13 +269,32 @@ class Agent {
     for (const int fd : {process.in, process.out, process.err}) {
       fcntl(fd, F_SETFL, O_NONBLOCK);
     }
-    processes_.push_back(process);
+    if (request.kind == vm::GuestKind::process) {
+      keep(process, request);
+    }
+    processes_.push_back(std::move(process));
   }
 
-  void feed(Process& process) {
-    if (process.in < 0) {
-      return;
+  void keep(Process& process, vm::GuestRequest& request) {
+    process.stays = true;
+    process.number = process.pid;
+    process.input_end = (request.flags & vm::kOpenInput) == 0;
+    process.listed = request_;
+    if (request_.size() > vm::kMaxListedRequest) {
+      request.arguments.resize(std::min(request.arguments.find('\0') + 1, vm::kMaxListedRequest / 2));
+      request.environment.clear();
+      request.tag.resize(std::min<std::size_t>(request.tag.size(), 256));
+      request.path.resize(std::min<std::size_t>(request.path.size(), 4096));
+      process.listed = vm::encode_request(request);
     }
+    // How the longest ended ones ended is forgotten first: it must not fill the memory of a guest that is kept busy.
+    long ended = std::count_if(processes_.begin(), processes_.end(), [](const Process& p) { return forgettable(p); });
+    processes_.remove_if([&ended](const Process& p) { return forgettable(p) && ended-- > kMaxEnded; });
+    tell_started(process);
+  }
+  static bool forgettable(const Process& p) { return p.ended && !p.recalled && p.out < 0 && p.err < 0; }
+
+  void feed(Process& process) {
     const ssize_t put = process.input.empty() ? 0 : write(process.in, process.input.data(), process.input.size());
     const bool broken = put < 0 && errno != EAGAIN && errno != EINTR;
     // A reader that went away takes everything: the program must not wait for it.
@@ -202,7 +305,7 @@ class Agent {
       vm::put_u32(count, static_cast<std::uint32_t>(taken));
       tell(process, FrameType::input_ack, count);
     }
-    if (process.input.empty() && process.input_end) {
+    if (process.input.empty() && process.input_end && process.in >= 0) {
       close(process.in);
       process.in = -1;
     }
@@ -214,11 +317,15 @@ class Agent {
     }
   }
 
+  static bool may_drain(const Process& p, bool room) {
+    return !p.heard || p.ended || (room && p.unacknowledged < vm::kOutputWindow);
+  }
+
   // Reads a pipe; without a listener, or after the end was reported, what comes is thrown away.
   void drain(Process& process, int& fd, FrameType type) {
     static char part[vm::kMaxPayload];
     const bool deaf = !process.heard || process.ended;
-    for (int round = 0; fd >= 0 && round < 16 && (deaf || queue_.size() < kQueueBound); ++round) {
+    for (int round = 0; fd >= 0 && round < 16 && may_drain(process, queue_.size() < kQueueBound); ++round) {
       const ssize_t got = read(fd, part, sizeof part);
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
@@ -228,6 +335,7 @@ class Agent {
         fd = -1;
       } else if (!deaf) {
         tell(process, type, {part, static_cast<std::size_t>(got)});
+        process.unacknowledged += static_cast<std::size_t>(got);
       }
     }
   }
@@ -239,7 +347,9 @@ class Agent {
 
   // The end of a command is told after all that it wrote.
   void report(Process& process) {
-    if (process.pid != 0 || process.ended || (process.heard && (has_more(process.out) || has_more(process.err)))) {
+    const bool again = process.ended && process.recalled;
+    if (process.pid != 0 || (process.ended && !again) ||
+        (process.heard && !again && (has_more(process.out) || has_more(process.err)))) {
       return;
     }
     const int signal = WIFSIGNALED(process.status) ? WTERMSIG(process.status) : 0;
@@ -247,15 +357,22 @@ class Agent {
     vm::put_u32(body, static_cast<std::uint32_t>(signal != 0 ? 128 + signal : WEXITSTATUS(process.status)));
     vm::put_u32(body, static_cast<std::uint32_t>(signal));
     tell(process, FrameType::exited, body);
+    process.recalled = false;
+    if (process.ended) {
+      return;
+    }
     process.ended = true;
-    close(process.in);
+    process.ended_at = seconds_now();
+    if (process.in >= 0) {
+      close(process.in);
+    }
     process.in = -1;
   }
 
   void forget_streams() {
     for (Process& process : processes_) {
       process.heard = false;
-      process.input_end = true;
+      process.input_end = process.input_end || !process.stays;
     }
     request_.clear();
   }

@@ -8,17 +8,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <exception>
 
 #include "base/error.hpp"
+#include "sandbox/vm/process.hpp"
 #include "sandbox/vm/qmp.hpp"
 
 namespace tidelock::sandbox::vm {
 using namespace std::chrono_literals;
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr auto kKillPatience = 20s;  // for the agent to report the end of what was killed
 constexpr std::chrono::hours kLongest{24 * 365};
 
@@ -30,17 +34,63 @@ std::string random_bytes(std::size_t count) {
   return out;
 }
 
-}  // namespace
+[[noreturn]] void fail_gone() {
+  fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
+}
+
+// Frames for a caller that waits for them.
+class Mailbox : public Sink {
+ public:
+  void take(const Frame& frame) override {
+    const std::lock_guard lock(mutex_);
+    frames_.push_back(frame);
+    changed_.notify_one();
+  }
+  void lose() override {
+    const std::lock_guard lock(mutex_);
+    lost_ = true;
+    changed_.notify_one();
+  }
+  // False: the deadline has passed. Throws Error{io} when the connection is gone.
+  bool next(Frame& frame, Clock::time_point deadline) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline, [this] { return lost_ || !frames_.empty(); })) {
+      return false;
+    }
+    if (frames_.empty()) {
+      fail_gone();
+    }
+    frame = std::move(frames_.front());
+    frames_.pop_front();
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Frame> frames_;
+  bool lost_ = false;
+};
+
+// A stream of a link, for as long as its mailbox is wanted.
+struct Opened {
+  Link& link;
+  std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
+  std::uint32_t stream = link.open(mailbox);
+  ~Opened() { link.forget(stream); }
+};
 
 // One request under way.
-struct Channel::Run {
+struct Run {
   const ExecRequest& io;
-  ExecResult result;
+  ExecResult result = {};
   std::size_t sent = 0, acknowledged = 0;  // of io.input
   bool input_ended = false, ended = false;
-  std::exception_ptr thrown;
+  std::size_t taken = 0;  // of output, not yet acknowledged
+  std::exception_ptr thrown = nullptr;
 
   void keep(Stream stream, const std::string& bytes) {
+    taken += bytes.size();
     std::string& text = stream == Stream::standard_output ? result.output : result.error;
     const std::size_t room = io.output_limit - std::min<std::uint64_t>(text.size(), io.output_limit);
     text.append(bytes, 0, std::min(room, bytes.size()));
@@ -53,54 +103,199 @@ struct Channel::Run {
       }
     }
   }
+
+  void take(const Frame& frame) {
+    if (frame.type == FrameType::output) {
+      keep(Stream::standard_output, frame.payload);
+    } else if (frame.type == FrameType::error) {
+      keep(Stream::standard_error, frame.payload);
+    } else if (frame.type == FrameType::failed) {
+      fail(ErrorCode::exhausted, "cannot start a process: {}", frame.payload);
+    } else if (frame.type == FrameType::input_ack) {
+      acknowledged += frame.payload.size() == 4 ? get_u32(frame.payload, 0) : 0;
+    } else if (frame.type == FrameType::exited && frame.payload.size() == 8) {
+      result.exit_code = static_cast<int>(get_u32(frame.payload, 0));
+      result.signal = static_cast<int>(get_u32(frame.payload, 4));
+      ended = true;
+    }
+  }
+
+  // What is to be said now: input that there is room for, and how much output was taken.
+  void speak(std::uint32_t stream, std::string& out) {
+    while (sent < io.input.size() && sent - std::min(sent, acknowledged) < kInputWindow) {
+      const std::size_t count = std::min({kMaxPayload, io.input.size() - sent, kInputWindow - (sent - acknowledged)});
+      append_frame(out, FrameType::input, stream, std::string_view(io.input).substr(sent, count));
+      sent += count;
+    }
+    if (sent == io.input.size() && !input_ended) {
+      append_frame(out, FrameType::input_end, stream);
+      input_ended = true;
+    }
+    if (taken >= kOutputWindow / 4) {
+      std::string count;
+      put_u32(count, static_cast<std::uint32_t>(taken));
+      append_frame(out, FrameType::output_ack, stream, count);
+      taken = 0;
+    }
+  }
 };
 
-void Channel::send(std::string_view bytes) {
+}  // namespace
+
+Link::Link(FileDescriptor socket, FrameReader reader) : socket_(std::move(socket)), reader_(std::move(reader)) {}
+
+Link::~Link() {
+  if (thread_.joinable()) {  // the channel that made it has closed it, and so ended the thread
+    thread_.detach();
+  }
+}
+
+void Link::start() {
+  thread_ = std::thread([self = shared_from_this()] { self->read(); });
+}
+
+bool Link::broken() const {
+  const std::lock_guard lock(mutex_);
+  return broken_;
+}
+
+void Link::close() {
+  shutdown(socket_.get(), SHUT_RDWR);
+  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) {
+    thread_.join();
+  }
+}
+
+void Link::drop() {
+  std::map<std::uint32_t, std::shared_ptr<Sink>> sinks;
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    sinks.swap(sinks_);
+    processes_.clear();
+  }
+  for (const auto& [stream, sink] : sinks) {
+    sink->lose();
+  }
+}
+
+void Link::read() {
+  char part[64U << 10];
+  Frame frame;
+  while (true) {
+    while (reader_.next(frame)) {
+      std::shared_ptr<Sink> sink;
+      {
+        const std::lock_guard lock(mutex_);
+        const auto found = sinks_.find(frame.stream);
+        sink = found == sinks_.end() ? nullptr : found->second;
+      }
+      if (sink != nullptr) {
+        sink->take(frame);
+      }
+    }
+    const ssize_t got = ::read(socket_.get(), part, sizeof part);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got <= 0) {
+      break;
+    }
+    reader_.feed({part, static_cast<std::size_t>(got)});
+  }
+  drop();
+}
+
+std::uint32_t Link::open(const std::shared_ptr<Sink>& sink) {
+  const std::lock_guard lock(mutex_);
+  if (broken_) {
+    fail_gone();
+  }
+  sinks_.emplace(++stream_, sink);
+  return stream_;
+}
+
+void Link::forget(std::uint32_t stream) {
+  const std::lock_guard lock(mutex_);
+  sinks_.erase(stream);
+}
+
+void Link::send(std::string_view bytes) {
+  const std::lock_guard lock(sending_);
   while (!bytes.empty()) {
     const ssize_t put = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (put <= 0 && errno != EINTR) {
       const int error = errno;
-      close();
+      shutdown(socket_.get(), SHUT_RDWR);
       fail(ErrorCode::io, "the connection to the guest's agent broke: {}", std::strerror(error));
     }
     bytes.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(put, 0)));
   }
 }
 
-bool Channel::receive(Frame& frame, Clock::time_point deadline) {
-  while (!reader_.next(frame)) {
-    if (!wait_readable(socket_.get(), deadline)) {
-      return false;
-    }
-    char part[64U << 10];
-    const ssize_t got = read(socket_.get(), part, sizeof part);
-    if (got <= 0) {
-      close();
-      fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
-    }
-    reader_.feed({part, static_cast<std::size_t>(got)});
+void Link::send_frame(FrameType type, std::uint32_t stream, std::string_view payload) {
+  std::string bytes;
+  append_frame(bytes, type, stream, payload);
+  send(bytes);
+}
+
+void Link::send_request(std::uint32_t stream, const std::string& body) {
+  if (body.size() > kMaxRequest) {
+    fail(ErrorCode::invalid_argument, "sandbox: a command with {} bytes of arguments and environment, at most {}",
+         body.size(), kMaxRequest);
   }
-  return true;
+  std::string frames;
+  std::size_t at = 0;
+  do {
+    const std::string_view part = std::string_view(body).substr(at, kMaxPayload);
+    at += part.size();
+    append_frame(frames, at == body.size() ? FrameType::request_end : FrameType::request, stream, part);
+  } while (at < body.size());
+  send(frames);
+}
+
+void Channel::close() {
+  if (link_ != nullptr) {
+    link_->close();
+    link_.reset();
+  }
 }
 
 // Says hello and `more` in one breath; done when the answer to hello and then a frame of type `last` has come.
 void Channel::greet(const std::string& socket_path, const std::string& more, FrameType last,
                     std::chrono::milliseconds patience) {
   const Clock::time_point deadline = Clock::now() + patience;
-  socket_ = connect_socket(socket_path);
-  reader_.forget();
+  close();
+  FileDescriptor socket = connect_socket(socket_path);
   const std::string nonce = random_bytes(16);
   std::string hello(1, '\0');  // ends what an earlier connection left half sent
   append_frame(hello, FrameType::hello, 0, nonce);
-  send(hello += more);
+  hello += more;
+  for (std::string_view left = hello; !left.empty();) {
+    const ssize_t put = ::send(socket.get(), left.data(), left.size(), MSG_NOSIGNAL);
+    if (put <= 0) {
+      fail_errno("greet the agent at", socket_path);
+    }
+    left.remove_prefix(static_cast<std::size_t>(put));
+  }
+  FrameReader reader;
   Frame frame;
   for (bool welcome = false; !welcome || frame.type != last;) {
-    if (!receive(frame, deadline)) {
-      close();
-      fail(ErrorCode::io, "the guest's agent does not answer within {} ms", patience.count());
+    while (!reader.next(frame)) {
+      if (!wait_readable(socket.get(), deadline)) {
+        fail(ErrorCode::io, "the guest's agent does not answer within {} ms", patience.count());
+      }
+      char part[64U << 10];
+      const ssize_t got = read(socket.get(), part, sizeof part);
+      if (got <= 0) {
+        fail_gone();
+      }
+      reader.feed({part, static_cast<std::size_t>(got)});
     }
     welcome = welcome || (frame.type == FrameType::welcome && frame.payload == nonce);
   }
+  link_ = std::make_shared<Link>(std::move(socket), std::move(reader));
+  link_->start();
 }
 
 void Channel::open(const std::string& socket_path, std::chrono::milliseconds patience) {
@@ -117,77 +312,29 @@ void Channel::wake(const std::string& socket_path, std::chrono::milliseconds pat
   greet(socket_path, message, FrameType::clock_set, patience);
 }
 
-void Channel::send_request(std::uint32_t stream, const std::string& body) {
-  if (body.size() > kMaxRequest) {
-    fail(ErrorCode::invalid_argument, "sandbox: a command with {} bytes of arguments and environment, at most {}",
-         body.size(), kMaxRequest);
-  }
-  std::string frames;
-  std::size_t at = 0;
-  do {
-    const std::string_view part = std::string_view(body).substr(at, kMaxPayload);
-    at += part.size();
-    append_frame(frames, at == body.size() ? FrameType::request_end : FrameType::request, stream, part);
-  } while (at < body.size());
-  send(frames);
-}
-
-void Channel::take(Run& run, const Frame& frame) {
-  switch (frame.type) {
-    case FrameType::output:
-      run.keep(Stream::standard_output, frame.payload);
-      return;
-    case FrameType::error:
-      run.keep(Stream::standard_error, frame.payload);
-      return;
-    case FrameType::failed:
-      fail(ErrorCode::exhausted, "cannot start a process: {}", frame.payload);
-    case FrameType::input_ack:
-      run.acknowledged += frame.payload.size() == 4 ? get_u32(frame.payload, 0) : 0;
-      return;
-    case FrameType::exited:
-      if (frame.payload.size() == 8) {
-        run.result.exit_code = static_cast<int>(get_u32(frame.payload, 0));
-        run.result.signal = static_cast<int>(get_u32(frame.payload, 4));
-        run.ended = true;
-      }
-      return;
-    default:
-      return;  // late news of an earlier request
-  }
-}
-
 ExecResult Channel::run(const GuestRequest& request, const ExecRequest& io) {
   const Clock::time_point start = Clock::now();
   Clock::time_point deadline = start + std::min<std::chrono::milliseconds>(io.timeout, kLongest);
-  const std::uint32_t stream = ++stream_;
-  send_request(stream, encode_request(request));
-  Run run{io, {}, 0, 0, false, false, nullptr};
+  if (link_ == nullptr) {
+    fail_gone();
+  }
+  Opened opened{*link_};
+  link_->send_request(opened.stream, encode_request(request));
+  Run run{io};
   bool killed = false;
   while (!run.ended) {
     std::string out;
-    while (run.sent < io.input.size() && run.sent - std::min(run.sent, run.acknowledged) < kInputWindow) {
-      const std::size_t count =
-          std::min({kMaxPayload, io.input.size() - run.sent, kInputWindow - (run.sent - run.acknowledged)});
-      append_frame(out, FrameType::input, stream, std::string_view(io.input).substr(run.sent, count));
-      run.sent += count;
-    }
-    if (run.sent == io.input.size() && !run.input_ended) {
-      append_frame(out, FrameType::input_end, stream);
-      run.input_ended = true;
-    }
+    run.speak(opened.stream, out);
     if (!killed && (run.thrown || Clock::now() >= deadline)) {
       run.result.timed_out = !run.thrown;
       killed = true;
       deadline = Clock::now() + kKillPatience;
-      append_frame(out, FrameType::kill, stream);
+      append_frame(out, FrameType::kill, opened.stream);
     }
-    send(out);
+    link_->send(out);
     Frame frame;
-    if (receive(frame, deadline)) {
-      if (frame.stream == stream) {
-        take(run, frame);
-      }
+    if (opened.mailbox->next(frame, deadline)) {
+      run.take(frame);
     } else if (killed) {
       close();
       fail(ErrorCode::io, "a command could not be ended within {} s", kKillPatience.count());

@@ -1,9 +1,18 @@
-// The program's end of the connection to a guest's agent.
+// The program's end of the connection to a guest's agent: many requests at once on one connection.
+//
+// A thread reads frames and hands each to the stream that it belongs to; whoever has something to say sends it, whole
+// messages at a time. When the machine ends, is paused or the channel is closed, every stream is told so.
 #pragma once
 
 #include <array>
 #include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "sandbox/sandbox.hpp"
 #include "sandbox/vm/frame.hpp"
@@ -11,11 +20,65 @@
 
 namespace tidelock::sandbox::vm {
 
+class Process;
+
+// What hears of one stream. Called by the reading thread: must not wait for anything.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  virtual void take(const Frame& frame) = 0;
+  virtual void lose() = 0;  // nothing more will come
+};
+
+// One greeted connection. Thread-safe.
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  Link(FileDescriptor socket, FrameReader reader);
+  ~Link();
+  void start();  // reading
+  bool broken() const;
+  void close();  // every sink is told; the thread has ended when it returns
+  // Registers a sink under a stream of its own, so that nothing of what `send` brings about is missed.
+  std::uint32_t open(const std::shared_ptr<Sink>& sink);
+  void forget(std::uint32_t stream);
+  void send(std::string_view bytes);  // all or Error{io}, which breaks the link
+  void send_request(std::uint32_t stream, const std::string& body);
+  void send_frame(FrameType type, std::uint32_t stream, std::string_view payload = {});
+
+  // process.cpp
+  std::shared_ptr<ProcessListener> start_process(const GuestRequest& request);
+  std::shared_ptr<Process> find_process(int pid);  // attaches when it was started over an earlier connection
+  std::vector<ProcessInfo> list_processes();
+  void forget_process(int pid, std::uint32_t stream);
+
+ private:
+  void read();
+  void drop();
+  FileDescriptor socket_;
+  FrameReader reader_;
+  std::thread thread_;
+  std::mutex sending_;
+  mutable std::mutex mutex_;  // what is below
+  bool broken_ = false;
+  std::uint32_t stream_ = 0;
+  std::map<std::uint32_t, std::shared_ptr<Sink>> sinks_;
+  std::mutex attaching_;
+  std::map<int, std::shared_ptr<Process>> processes_;
+};
+
+// The connection as the owner of a machine has it. Not thread-safe; what it hands out is.
 class Channel {
  public:
   Channel() = default;
-  bool connected() const { return static_cast<bool>(socket_); }
-  void close() { socket_.reset(), reader_.forget(); }
+  ~Channel() { close(); }
+  Channel(Channel&& other) noexcept = default;
+  Channel& operator=(Channel&& other) noexcept {
+    close();
+    link_ = std::move(other.link_);
+    return *this;
+  }
+  bool connected() const { return link_ != nullptr && !link_->broken(); }
+  void close();
   // Connects and greets; what the agent was doing for an earlier connection goes on without a listener. Throws
   // Error{io} when it does not answer within `patience`.
   void open(const std::string& socket_path, std::chrono::milliseconds patience);
@@ -24,19 +87,12 @@ class Channel {
   // Runs one request to its end: output as it comes, input as it is taken, killed at the time-out or when on_output
   // throws. Throws Error{exhausted} when the agent cannot start it; after Error{io} the connection is closed.
   ExecResult run(const GuestRequest& request, const ExecRequest& io);
+  const std::shared_ptr<Link>& link() const { return link_; }  // null until opened
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Run;
   void greet(const std::string& socket_path, const std::string& more, FrameType last,
              std::chrono::milliseconds patience);
-  bool receive(Frame& frame, Clock::time_point deadline);  // false: the deadline has passed
-  void send(std::string_view bytes);
-  void send_request(std::uint32_t stream, const std::string& body);
-  void take(Run& run, const Frame& frame);
-  FileDescriptor socket_;
-  FrameReader reader_;
-  std::uint32_t stream_ = 0;
+  std::shared_ptr<Link> link_;
 };
 
 }  // namespace tidelock::sandbox::vm

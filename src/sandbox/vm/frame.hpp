@@ -19,6 +19,8 @@ namespace tidelock::sandbox::vm {
 constexpr std::size_t kMaxPayload = 32U << 10;   // of one frame
 constexpr std::size_t kMaxRequest = 4U << 20;    // of a request that comes in several frames
 constexpr std::size_t kInputWindow = 64U << 10;  // bytes of standard input under way and not yet acknowledged
+constexpr std::size_t kOutputWindow = 256U
+                                      << 10;  // bytes of a stream's output not yet acknowledged: then its pipes wait
 
 enum class FrameType : std::uint8_t {
   // program -> agent
@@ -37,6 +39,15 @@ enum class FrameType : std::uint8_t {
   exited,     // i32 exit code, i32 signal
   failed,     // text: why a request could not start
   clock_set,
+  // program -> agent, about processes that outlive a connection; an older agent passes over them
+  output_ack,  // u32: bytes of output and error taken
+  signal,      // u32: to the process group of the stream
+  attach,      // u32 pid: the process speaks on this stream from now; `started` or `failed` follows
+  list,        // `listing` frames and a `listing_end` follow
+  // agent -> program
+  started,      // u32 pid, u32 ProcessFlag
+  listing,      // a part of the list: for each process u32 pid, u32 length, the request that started it
+  listing_end,  // its last part
 };
 
 struct Frame {
@@ -170,19 +181,36 @@ class FrameReader {
   bool skipping_ = false;
 };
 
-enum class GuestKind : std::uint8_t { command = 0, write_file = 1, read_file = 2 };
+// A command ends with the connection that started it, as far as anybody hears of it; a process stays, can be attached
+// to, signalled and listed, and how it ended is told for kEndedSeconds.
+enum class GuestKind : std::uint8_t { command = 0, write_file = 1, read_file = 2, process = 3, file_tool = 4 };
+
+constexpr int kEndedSeconds = 30;
+constexpr std::uint32_t kAsRoot = 1;              // in GuestRequest::flags
+constexpr std::uint32_t kOpenInput = 2;           // there, and in `started`
+constexpr std::uint32_t kHasEnded = 4;            // in `started`: `exited` follows
+constexpr std::uint32_t kKeepMode = 0xFFFFFFFFU;  // write_file: a file that exists keeps its mode, a new one has 0644
+constexpr std::size_t kMaxListedRequest = 16U << 10;  // of a process; longer ones are listed without arguments
 
 // What the agent is asked to start. A file is written from standard input and read to standard output; exit codes are
-// those of FileExit.
+// those of FileExit. The arguments of a file_tool are one of: stat PATH, list PATH DEPTH, mkdir PATH, move FROM TO,
+// remove PATH; it prints for each entry kFileFields texts, each followed by a zero byte.
 struct GuestRequest {
   GuestKind kind = GuestKind::command;
   std::uint32_t mode = 0;       // write_file
-  std::uint32_t processes = 0;  // command: the most its user may have
-  std::uint64_t limit = 0;      // read_file: bytes
-  std::string path;             // command: its directory; files: the file
+  std::uint32_t processes = 0;  // command, process: the most its user may have
+  std::uint64_t limit = 0;      // read_file: bytes; write_file: kAsRoot when what is new belongs to root
+  std::string path;             // command, process: its directory; files: the file
   std::string arguments;        // each followed by a zero byte
   std::string environment;      // NAME=value, each followed by a zero byte
+  // from here on only of process and file_tool, so that the agents of older templates can read the others
+  std::uint32_t flags = 0;
+  std::string tag;
 };
+
+// type (f, d or ?), path, size, mode (octal, with the bits of the type), owner, group, seconds, nanoseconds, target of
+// a link
+constexpr std::size_t kFileFields = 9;
 
 inline std::string encode_request(const GuestRequest& request) {
   std::string out;
@@ -194,11 +222,15 @@ inline std::string encode_request(const GuestRequest& request) {
     put_u32(out, static_cast<std::uint32_t>(text->size()));
     out.append(*text);
   }
+  if (request.kind >= GuestKind::process) {
+    put_u32(out, request.flags);
+    out.append(request.tag);
+  }
   return out;
 }
 
 inline bool decode_request(std::string_view bytes, GuestRequest& request) {
-  if (bytes.size() < 17 || bytes[0] < 0 || bytes[0] > 2) {
+  if (bytes.size() < 17 || bytes[0] < 0 || bytes[0] > 4) {
     return false;
   }
   request.kind = static_cast<GuestKind>(bytes[0]);
@@ -214,7 +246,15 @@ inline bool decode_request(std::string_view bytes, GuestRequest& request) {
     text->assign(bytes.substr(4, length));
     bytes.remove_prefix(4 + length);
   }
-  return bytes.empty();
+  if (request.kind < GuestKind::process) {
+    return bytes.empty();
+  }
+  if (bytes.size() < 4) {
+    return false;
+  }
+  request.flags = get_u32(bytes, 0);
+  request.tag = bytes.substr(4);
+  return true;
 }
 
 }  // namespace tidelock::sandbox::vm

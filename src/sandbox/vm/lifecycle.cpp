@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <future>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -277,38 +278,54 @@ void Store::set_frozen(const std::string& id, bool frozen) {
   }
 }
 
-ExecResult Store::run(const std::string& id, const GuestRequest& request, const ExecRequest& io) {
-  const std::shared_ptr<Live> box = live(id);
-  const std::lock_guard busy(box->busy);
-  ensure_running(*box, id);
-  GuestRequest limited = request;
-  limited.processes = static_cast<std::uint32_t>(find(id).processes);
-  if (box->frozen) {
-    box->machine->go_on();
-    box->frozen = false;
+// Under box.busy: the guest runs, its agent is connected, and what breaks on the way is told apart.
+template <typename Act>
+auto Store::with_agent(Live& box, const std::string& id, Act act) {
+  ensure_running(box, id);
+  if (box.frozen) {
+    box.machine->go_on();
+    box.frozen = false;
   }
   try {
-    if (!box->agent.connected()) {
-      const std::string status = box->machine->status();
+    if (!box.agent.connected()) {
+      const std::string status = box.machine->status();
       if (status == "io-error" || status == "paused") {  // a full disk may have room by now; a freezer may be gone
-        box->machine->go_on();
+        box.machine->go_on();
       }
-      box->agent.open(box->machine->agent_socket(), kAgentPatience);
+      box.agent.open(box.machine->agent_socket(), kAgentPatience);
     }
-    return box->agent.run(limited, io);
+    return act(box.agent);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::io) {
-      box->agent.close();
-      if (!box->machine->alive()) {
-        lose(*box, find(id));
+      box.agent.close();
+      // A process that is ending closes its connections a moment before it is gone.
+      for (int look = 0; look < 100 && box.machine->alive(); ++look) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
-      if (box->machine->status() == "io-error") {
+      if (!box.machine->alive()) {
+        lose(box, find(id));
+      }
+      if (box.machine->status() == "io-error") {
         throw Error(ErrorCode::exhausted, fmt::format("sandbox {} stands still: the host's disk is full", id),
                     "make room, then use it again: it goes on where it stopped");
       }
     }
     throw;
   }
+}
+
+ExecResult Store::run(const std::string& id, const GuestRequest& request, const ExecRequest& io) {
+  const std::shared_ptr<Live> box = live(id);
+  const std::lock_guard busy(box->busy);
+  GuestRequest limited = request;
+  limited.processes = static_cast<std::uint32_t>(find(id).processes);
+  return with_agent(*box, id, [&](Channel& agent) { return agent.run(limited, io); });
+}
+
+std::shared_ptr<Link> Store::link(const std::string& id) {
+  const std::shared_ptr<Live> box = live(id);
+  const std::lock_guard busy(box->busy);
+  return with_agent(*box, id, [](Channel& agent) { return agent.link(); });
 }
 
 void Store::revert(const std::string& id, const std::string& snapshot) {

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "sandbox/command.hpp"
 #include "sandbox/guest.hpp"
+#include "sandbox/vm/process.hpp"
 #include "sandbox/vm/store.hpp"
 
 namespace tidelock::sandbox {
@@ -43,17 +44,7 @@ class MicrovmSandbox : public Sandbox {
     if (request.timeout.count() < 0) {
       fail(ErrorCode::invalid_argument, "sandbox {}: a time-out of {} ms", id_, request.timeout.count());
     }
-    vm::GuestRequest guest;
-    std::string directory;
-    append_text(directory, request.directory, "the directory");
-    guest.path = request.directory;
-    for (const std::string& text : request.argv) {
-      append_text(guest.arguments, text, "an argument");
-    }
-    for (const std::string& variable : environment_of(id_, request)) {
-      append_text(guest.environment, variable, "the environment");
-    }
-    return run(guest, request);
+    return run(command_of(request), request);
   }
 
   void write_file(const std::string& path, std::string_view content, int mode) override {
@@ -73,6 +64,29 @@ class MicrovmSandbox : public Sandbox {
     io.output_limit = limit;
     return std::move(file_operation(guest, path, io).output);
   }
+
+  std::shared_ptr<ProcessListener> start(const ProcessRequest& request) override {
+    ExecRequest command;
+    command.argv = request.argv;
+    command.environment = request.environment;
+    command.environment.insert({{"USER", request.root ? "root" : "user"}, {"LOGNAME", request.root ? "root" : "user"}});
+    command.directory = request.directory;
+    if (request.argv.empty() || request.argv.front().empty()) {
+      fail(ErrorCode::invalid_argument, "sandbox {}: a process without a command", id_);
+    }
+    vm::GuestRequest guest = command_of(command);
+    guest.kind = vm::GuestKind::process;
+    guest.processes = static_cast<std::uint32_t>(store_->guest(id_).processes);
+    guest.flags = (request.root ? vm::kAsRoot : 0) | (request.open_input ? vm::kOpenInput : 0);
+    guest.tag = request.tag;
+    return store_->link(id_)->start_process(guest);
+  }
+  std::shared_ptr<ProcessListener> attach(int pid) override { return process(pid)->listen(); }
+  std::vector<ProcessInfo> processes() override { return store_->link(id_)->list_processes(); }
+  void signal(int pid, int number) override { process(pid)->signal(number); }
+  void write_input(int pid, std::string_view bytes) override { process(pid)->write(bytes); }
+  void close_input(int pid) override { process(pid)->close_input(); }
+  std::vector<FileEntry> files(const FileCommand& command) override;
 
   void freeze() override {
     if (!frozen_) {
@@ -144,6 +158,22 @@ class MicrovmSandbox : public Sandbox {
     }
   }
 
+  vm::GuestRequest command_of(const ExecRequest& request) const {
+    vm::GuestRequest guest;
+    std::string directory;
+    append_text(directory, request.directory, "the directory");
+    guest.path = request.directory;
+    for (const std::string& text : request.argv) {
+      append_text(guest.arguments, text, "an argument");
+    }
+    for (const std::string& variable : environment_of(id_, request)) {
+      append_text(guest.environment, variable, "the environment");
+    }
+    return guest;
+  }
+
+  std::shared_ptr<vm::Process> process(int pid) { return store_->link(id_)->find_process(pid); }
+
   ExecResult file_operation(vm::GuestRequest request, const std::string& path, ExecRequest io) {
     std::string checked;
     append_text(checked, path, "a path");
@@ -151,6 +181,10 @@ class MicrovmSandbox : public Sandbox {
       fail(ErrorCode::invalid_argument, "sandbox {}: '{}' does not name a file", id_, path);
     }
     request.path = path.front() == '/' ? path : "/root/" + path;
+    return run_file_operation(request, std::move(io));
+  }
+
+  ExecResult run_file_operation(const vm::GuestRequest& request, ExecRequest io) {
     io.timeout = kFilePatience;
     ExecResult result = run(request, io);
     ErrorCode code = ErrorCode::io;
@@ -165,6 +199,9 @@ class MicrovmSandbox : public Sandbox {
         break;
       case FileExit::exhausted:
         code = ErrorCode::exhausted;
+        break;
+      case FileExit::exists:
+        code = ErrorCode::mismatch;
         break;
       default:
         break;
@@ -181,6 +218,67 @@ class MicrovmSandbox : public Sandbox {
   double busy_ = 0, frozen_time_ = 0;
 };
 
+FileEntry entry_of(const std::vector<std::string>& fields, std::size_t at) {
+  FileEntry out;
+  out.type = fields[at] == "f"   ? FileEntry::Type::file
+             : fields[at] == "d" ? FileEntry::Type::folder
+                                 : FileEntry::Type::other;
+  out.path = fields[at + 1];
+  out.size = std::strtoull(fields[at + 2].c_str(), nullptr, 10);
+  out.mode = static_cast<std::uint32_t>(std::strtoul(fields[at + 3].c_str(), nullptr, 8));
+  out.owner = fields[at + 4], out.group = fields[at + 5];
+  out.seconds = std::strtoll(fields[at + 6].c_str(), nullptr, 10);
+  out.nanoseconds = std::strtoll(fields[at + 7].c_str(), nullptr, 10);
+  out.target = fields[at + 8];
+  return out;
+}
+
+std::vector<FileEntry> MicrovmSandbox::files(const FileCommand& command) {
+  using Operation = FileCommand::Operation;
+  vm::GuestRequest guest;
+  ExecRequest io;
+  for (const std::string* path : {&command.path, &command.to}) {
+    need_no_zero_byte(*path, "a path");
+    if ((path == &command.path || command.operation == Operation::move) && (path->empty() || path->front() != '/')) {
+      fail(ErrorCode::invalid_argument, "sandbox {}: '{}' is not an absolute path", id_, *path);
+    }
+  }
+  if (command.operation == Operation::write) {
+    guest.kind = vm::GuestKind::write_file;
+    guest.mode = vm::kKeepMode;
+    guest.limit = command.root ? vm::kAsRoot : 0;
+    io.input = command.content;
+    file_operation(guest, command.path, io);
+    return files({.operation = Operation::stat, .path = command.path});
+  }
+  guest.kind = vm::GuestKind::file_tool;
+  guest.flags = command.root ? vm::kAsRoot : 0;
+  constexpr const char* kNames[] = {"stat", "list", "mkdir", "move", "remove"};
+  append_text(guest.arguments, kNames[static_cast<int>(command.operation)], "an operation");
+  append_text(guest.arguments, command.path, "a path");
+  if (command.operation == Operation::move) {
+    append_text(guest.arguments, command.to, "a path");
+  } else if (command.operation == Operation::list) {
+    append_text(guest.arguments, std::to_string(command.depth), "a depth");
+  }
+  io.output_limit = 8U << 20;
+  const ExecResult result = run_file_operation(guest, io);
+  std::vector<std::string> fields;
+  for (std::size_t at = 0; at < result.output.size();) {
+    const std::size_t end = std::min(result.output.find('\0', at), result.output.size());
+    fields.push_back(result.output.substr(at, end - at));
+    at = end + 1;
+  }
+  if (fields.size() % vm::kFileFields != 0) {
+    fail(ErrorCode::io, "sandbox {}: what its agent told of {} cannot be read", id_, command.path);
+  }
+  std::vector<FileEntry> out;
+  for (std::size_t at = 0; at < fields.size(); at += vm::kFileFields) {
+    out.push_back(entry_of(fields, at));
+  }
+  return out;
+}
+
 class MicrovmRuntime : public Runtime {
  public:
   explicit MicrovmRuntime(const MicrovmOptions& options) : store_(std::make_shared<vm::Store>(options)) {}
@@ -189,6 +287,7 @@ class MicrovmRuntime : public Runtime {
             .fork_filesystem = false,
             .fork_memory = true,
             .snapshot = true,
+            .processes = true,
             .isolation = store_->isolation()};
   }
   std::unique_ptr<Sandbox> create(const Spec& spec) override {

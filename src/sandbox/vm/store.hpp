@@ -64,6 +64,8 @@ class Store {
   void remove(const std::string& id);
   void remove_snapshot(const std::string& name);
   ExecResult run(const std::string& id, const GuestRequest& request, const ExecRequest& io);
+  // The connection to its agent, with the guest running; what comes of it goes on without the store.
+  std::shared_ptr<Link> link(const std::string& id);
   void set_frozen(const std::string& id, bool frozen);
 
   Guest guest(const std::string& id);
@@ -106,6 +108,8 @@ class Store {
   std::unique_ptr<Machine> wake(const Guest& guest, Channel& agent);
   void start(Live& box, Guest guest, const std::string& operation);
   void ensure_running(Live& box, const std::string& id);
+  template <typename Act>
+  auto with_agent(Live& box, const std::string& id, Act act);
   void retire(std::unique_ptr<Machine> machine) noexcept;
   [[noreturn]] void lose(Live& box, Guest guest);
   void stand_on(Guest& guest, const std::string& layer);

@@ -1,0 +1,373 @@
+#include "sandbox/vm/process.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace tidelock::sandbox::vm {
+using namespace std::chrono_literals;
+namespace {
+
+constexpr auto kAnswerPatience = 30s;  // for the agent's answers, which come at once unless the host is overloaded
+constexpr auto kInputPatience = 10s;   // for a process to take its input
+
+[[noreturn]] void fail_gone() {
+  fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
+}
+
+std::vector<std::string> split_texts(const std::string& texts) {
+  std::vector<std::string> out;
+  for (std::size_t at = 0; at < texts.size();) {
+    const std::size_t end = std::min(texts.find('\0', at), texts.size());
+    out.push_back(texts.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
+ProcessInfo describe(int pid, const GuestRequest& request) {
+  ProcessInfo out;
+  out.pid = pid;
+  out.request.argv = split_texts(request.arguments);
+  for (const std::string& variable : split_texts(request.environment)) {
+    const std::size_t equals = std::min(variable.find('='), variable.size());
+    out.request.environment[variable.substr(0, equals)] = variable.substr(std::min(equals + 1, variable.size()));
+  }
+  out.request.directory = request.path;
+  out.request.root = (request.flags & kAsRoot) != 0;
+  out.request.open_input = (request.flags & kOpenInput) != 0;
+  out.request.tag = request.tag;
+  return out;
+}
+
+// The agent's list, in as many frames as it needs.
+class ListSink : public Sink {
+ public:
+  void take(const Frame& frame) override {
+    const std::lock_guard lock(mutex_);
+    body_ += frame.payload;
+    done_ = done_ || frame.type == FrameType::listing_end;
+    changed_.notify_all();
+  }
+  void lose() override {
+    const std::lock_guard lock(mutex_);
+    lost_ = true;
+    changed_.notify_all();
+  }
+  std::string await() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kAnswerPatience, [this] { return done_ || lost_; })) {
+      fail(ErrorCode::io, "the guest's agent does not list its processes");
+    }
+    if (!done_) {
+      fail_gone();
+    }
+    return std::move(body_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string body_;
+  bool done_ = false, lost_ = false;
+};
+
+}  // namespace
+
+class Process::Listener : public ProcessListener {
+ public:
+  explicit Listener(std::shared_ptr<Process> process) : process_(std::move(process)) {}
+  ~Listener() override {
+    const std::lock_guard lock(process_->mutex_);
+    process_->acknowledge();  // nobody may be left to wait for
+  }
+  int pid() const override { return process_->pid_; }
+  std::optional<ProcessEvent> take() override {
+    const std::lock_guard lock(process_->mutex_);
+    if (events_.empty()) {
+      return std::nullopt;
+    }
+    ProcessEvent out = std::move(events_.front());
+    events_.pop_front();
+    waiting_ -= out.bytes.size();
+    process_->acknowledge();
+    return out;
+  }
+  void on_event(std::function<void()> wake) override {
+    const std::lock_guard lock(process_->mutex_);
+    wake_ = std::move(wake);
+    if (!events_.empty()) {
+      wake_();
+    }
+  }
+
+ private:
+  friend class Process;
+  std::shared_ptr<Process> process_;
+  std::deque<ProcessEvent> events_;
+  std::size_t waiting_ = 0;  // bytes in events_
+  std::function<void()> wake_;
+};
+
+void Process::await_start(std::uint32_t stream, ErrorCode refused) {
+  std::unique_lock lock(mutex_);
+  stream_ = stream;
+  if (!changed_.wait_for(lock, kAnswerPatience, [this] { return started_ || over_ || !refusal_.empty(); })) {
+    fail(ErrorCode::io, "the guest's agent does not answer within {} s", kAnswerPatience.count());
+  }
+  if (!refusal_.empty()) {
+    fail(refused, "{}", refusal_);
+  }
+  if (!started_) {
+    fail_gone();
+  }
+}
+
+std::shared_ptr<ProcessListener> Process::listen() {
+  auto out = std::make_shared<Listener>(shared_from_this());
+  const std::lock_guard lock(mutex_);
+  if (last_) {
+    out->events_.push_back(*last_);
+  } else {
+    listeners_.push_back(out);
+  }
+  return out;
+}
+
+bool Process::over() const {
+  const std::lock_guard lock(mutex_);
+  return over_;
+}
+
+// Under mutex_.
+void Process::tell(const ProcessEvent& event) {
+  for (auto at = listeners_.begin(); at != listeners_.end();) {
+    if (const std::shared_ptr<Listener> listener = at->lock()) {
+      listener->events_.push_back(event);
+      listener->waiting_ += event.bytes.size();
+      if (listener->wake_) {
+        listener->wake_();
+      }
+      ++at;
+    } else {
+      at = listeners_.erase(at);
+    }
+  }
+}
+
+// Under mutex_. In steps, so that a byte does not cost a frame.
+void Process::acknowledge() {
+  std::size_t waiting = 0;
+  for (const std::weak_ptr<Listener>& one : listeners_) {
+    if (const std::shared_ptr<Listener> listener = one.lock()) {
+      waiting = std::max(waiting, listener->waiting_);
+    }
+  }
+  const std::size_t taken = received_ - waiting - acknowledged_;
+  const std::shared_ptr<Link> link = link_.lock();
+  if (taken < kOutputWindow / 4 || over_ || link == nullptr) {
+    return;
+  }
+  acknowledged_ += taken;
+  std::string count;
+  put_u32(count, static_cast<std::uint32_t>(taken));
+  try {
+    link->send_frame(FrameType::output_ack, stream_, count);
+  } catch (const Error&) {  // the reader of the link finds out and tells everybody
+  }
+}
+
+void Process::take(const Frame& frame) {
+  std::unique_lock lock(mutex_);
+  if (frame.type == FrameType::started && frame.payload.size() == 8) {
+    pid_ = static_cast<int>(get_u32(frame.payload, 0));
+    open_input_ = (get_u32(frame.payload, 4) & kOpenInput) != 0;
+    ended_ = (get_u32(frame.payload, 4) & kHasEnded) != 0;
+    started_ = true;
+  } else if (frame.type == FrameType::failed) {
+    refusal_ = frame.payload;
+  } else if (frame.type == FrameType::input_ack && frame.payload.size() == 4) {
+    input_under_way_ -= std::min<std::size_t>(input_under_way_, get_u32(frame.payload, 0));
+  } else if (frame.type == FrameType::output || frame.type == FrameType::error) {
+    using Kind = ProcessEvent::Kind;
+    received_ += frame.payload.size();
+    tell({.kind = frame.type == FrameType::output ? Kind::output : Kind::error, .bytes = frame.payload});
+    acknowledge();
+  } else if (frame.type == FrameType::exited && frame.payload.size() == 8) {
+    last_ = ProcessEvent{.kind = ProcessEvent::Kind::ended,
+                         .bytes = {},
+                         .exit_code = static_cast<int>(get_u32(frame.payload, 0)),
+                         .signal = static_cast<int>(get_u32(frame.payload, 4))};
+    over_ = true;
+    tell(*last_);
+  }
+  changed_.notify_all();
+  const bool over = over_;
+  lock.unlock();
+  if (const std::shared_ptr<Link> link = over ? link_.lock() : nullptr) {
+    link->forget_process(pid_, frame.stream);
+  }
+}
+
+void Process::lose() {
+  const std::lock_guard lock(mutex_);
+  if (!over_) {
+    over_ = true;
+    last_ = ProcessEvent{.kind = ProcessEvent::Kind::lost, .bytes = {}};
+    tell(*last_);
+  }
+  changed_.notify_all();
+}
+
+void Process::signal(int number) {
+  const std::shared_ptr<Link> link = link_.lock();
+  {
+    const std::lock_guard lock(mutex_);
+    need_alive();
+  }
+  if (link == nullptr) {
+    fail_gone();
+  }
+  if (number == SIGKILL) {
+    link->send_frame(FrameType::kill, stream_);
+    return;
+  }
+  std::string body;
+  put_u32(body, static_cast<std::uint32_t>(number));
+  link->send_frame(FrameType::signal, stream_, body);
+}
+
+void Process::need_alive() const {
+  if (ended_ || over_) {
+    fail(ErrorCode::not_found, "process {} has ended", pid_);
+  }
+}
+
+void Process::need_input() const {
+  need_alive();
+  if (!open_input_) {
+    fail(ErrorCode::invalid_argument, "process {}: its standard input is closed, or was not asked for at its start",
+         pid_);
+  }
+}
+
+void Process::write(std::string_view bytes) {
+  const std::lock_guard order(writing_);  // one write after another
+  const std::shared_ptr<Link> link = link_.lock();
+  const auto deadline = std::chrono::steady_clock::now() + kInputPatience;
+  while (!bytes.empty()) {
+    std::size_t count = 0;
+    {
+      std::unique_lock lock(mutex_);
+      need_input();
+      if (!changed_.wait_until(lock, deadline, [this] { return over_ || input_under_way_ < kInputWindow; })) {
+        fail(ErrorCode::exhausted, "process {} has not read its input for {} s; {} bytes were not given to it", pid_,
+             kInputPatience.count(), bytes.size());
+      }
+      need_alive();
+      if (link == nullptr) {
+        fail_gone();
+      }
+      count = std::min({kMaxPayload, bytes.size(), kInputWindow - input_under_way_});
+      input_under_way_ += count;
+    }
+    link->send_frame(FrameType::input, stream_, bytes.substr(0, count));
+    bytes.remove_prefix(count);
+  }
+}
+
+void Process::close_input() {
+  const std::lock_guard order(writing_);
+  {
+    const std::lock_guard lock(mutex_);
+    need_input();
+    open_input_ = false;
+  }
+  if (const std::shared_ptr<Link> link = link_.lock()) {
+    link->send_frame(FrameType::input_end, stream_);
+  }
+}
+
+std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request) {
+  const auto process = std::make_shared<Process>(weak_from_this());
+  std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
+  const std::uint32_t stream = open(process);
+  try {
+    send_request(stream, encode_request(request));
+    process->await_start(stream, ErrorCode::invalid_argument);
+  } catch (const Error&) {
+    forget(stream);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  if (!process->over()) {
+    processes_.insert_or_assign(process->pid(), process);
+  }
+  return listener;
+}
+
+std::shared_ptr<Process> Link::find_process(int pid) {
+  const std::lock_guard one(attaching_);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = processes_.find(pid);
+    if (found != processes_.end()) {
+      return found->second;
+    }
+  }
+  auto process = std::make_shared<Process>(weak_from_this());
+  const std::uint32_t stream = open(process);
+  try {
+    std::string body;
+    put_u32(body, static_cast<std::uint32_t>(pid));
+    send_frame(FrameType::attach, stream, body);
+    process->await_start(stream, ErrorCode::not_found);
+  } catch (const Error&) {
+    forget(stream);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  if (!process->over()) {
+    processes_.insert_or_assign(pid, process);
+  }
+  return process;
+}
+
+void Link::forget_process(int pid, std::uint32_t stream) {
+  const std::lock_guard lock(mutex_);
+  sinks_.erase(stream);
+  const auto found = processes_.find(pid);
+  if (found != processes_.end() && found->second->stream() == stream) {
+    processes_.erase(found);
+  }
+}
+
+std::vector<ProcessInfo> Link::list_processes() {
+  const auto sink = std::make_shared<ListSink>();
+  const std::uint32_t stream = open(sink);
+  std::string body;
+  try {
+    send_frame(FrameType::list, stream);
+    body = sink->await();
+  } catch (const Error&) {
+    forget(stream);
+    throw;
+  }
+  forget(stream);
+  std::vector<ProcessInfo> out;
+  for (std::size_t at = 0; body.size() - at >= 8;) {
+    const std::size_t length = get_u32(body, at + 4);
+    GuestRequest request;
+    if (length > body.size() - at - 8 || !decode_request(std::string_view(body).substr(at + 8, length), request)) {
+      fail(ErrorCode::io, "the guest's agent sent a list of processes that cannot be read");
+    }
+    out.push_back(describe(static_cast<int>(get_u32(body, at)), request));
+    at += 8 + length;
+  }
+  return out;
+}
+
+}  // namespace tidelock::sandbox::vm

@@ -1,0 +1,197 @@
+"""What programs that use E2B's Python client do, against the server at E2B_API_URL and E2B_SANDBOX_URL. One part a run:
+e2b_client.py PART [ARGUMENTS]."""
+
+import contextlib
+import sys
+import time
+
+from e2b import (AuthenticationException, CommandExitException, FileNotFoundException, InvalidArgumentException, NotFoundException,
+                 Sandbox, SandboxException, SandboxQuery, SandboxState, TimeoutException)  # fmt: skip
+
+COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/root/count; sleep 0.1; done"
+
+
+@contextlib.contextmanager
+def sandbox(**options):
+    box = Sandbox.create(**{"timeout": 120, **options})
+    try:
+        yield box
+    finally:
+        box.kill()
+
+
+def raises(kind, action, says=""):
+    try:
+        result = action()
+    except kind as error:
+        assert says in str(error), error
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised; got {result!r}")
+
+
+def count(box):
+    """A count that is seen to grow."""
+    def now():
+        return int((box.files.read("/root/count") if box.files.exists("/root/count") else "") or 0)
+    first = now()
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if (latest := now()) > first:
+            return latest
+        time.sleep(0.1)
+    raise AssertionError(f"it stands still at {first}")
+
+
+def commands():
+    with sandbox(envs={"OF_THE_SANDBOX": "1", "BOTH": "sandbox"}) as box:
+        done = box.commands.run("echo out; echo err >&2; echo $OF_THE_SANDBOX $BOTH $OWN; pwd; id -un",
+                                envs={"OWN": "3", "BOTH": "call"}, cwd="/tmp")  # fmt: skip
+        assert done.stdout == "out\n1 call 3\n/tmp\nuser\n", done
+        assert done.stderr == "err\n" and done.exit_code == 0 and done.error is None, done
+        assert box.commands.run("id -u", user="root").stdout == "0\n"
+        assert box.commands.run("id -u", user="user").stdout == "1000\n"
+        raises(AuthenticationException, lambda: box.commands.run("id", user="nobody-here"), "nobody-here")
+        failed = raises(CommandExitException, lambda: box.commands.run("echo told >&2; exit 7"))
+        assert (failed.exit_code, failed.stderr) == (7, "told\n"), failed
+        raises(InvalidArgumentException, lambda: box.commands.run("true", cwd="/no/such/folder"), "working directory")
+        pieces = []
+        done = box.commands.run("echo a; sleep 0.3; echo b", on_stdout=pieces.append)
+        assert "".join(pieces) == "a\nb\n" and len(pieces) == 2, pieces
+        assert len(box.commands.run("head -c 2000000 /dev/zero | tr '\\0' x").stdout) == 2_000_000
+        started = time.monotonic()
+        raises(TimeoutException, lambda: box.commands.run("sleep 61", timeout=1))
+        assert time.monotonic() - started < 20
+        end = time.monotonic() + 20
+        while any("sleep 61" in " ".join(p.args) for p in box.commands.list()):  # a time-out ends it
+            assert time.monotonic() < end
+
+
+def files():
+    with sandbox() as box:
+        info = box.files.write("/root/a/text.txt", "grüße\n")
+        assert info.path == "/root/a/text.txt" and info.name == "text.txt", info
+        assert box.files.read("/root/a/text.txt") == "grüße\n"
+        binary = bytes(range(256)) * 1000
+        box.files.write("/root/a/b.bin", binary)
+        assert bytes(box.files.read("/root/a/b.bin", format="bytes")) == binary
+        box.files.write("/root/a/c.bin", binary, use_octet_stream=True)
+        assert b"".join(box.files.read("/root/a/c.bin", format="stream")) == binary
+        box.files.write_files([{"path": "m/one", "data": "1"}, {"path": "/root/m/two", "data": "22"}])
+        assert [(e.name, e.size) for e in box.files.list("/root/m")] == [("one", 1), ("two", 2)]
+        box.files.write("m/one", "")
+        assert box.files.read("m/one") == ""
+        entry = box.files.get_info("/root/a/text.txt")
+        assert (entry.type.value, entry.size, entry.permissions, entry.owner) == ("file", 8, "-rw-r--r--", "user"), entry
+        box.files.write("/etc/of-root", "x", user="root")
+        assert box.files.get_info("/etc/of-root").owner == "root"
+        assert box.files.make_dir("/root/new/deep") is True
+        assert box.files.make_dir("/root/new/deep") is False
+        assert sorted(e.path for e in box.files.list("/root/new", depth=2)) == ["/root/new/deep"]
+        assert box.files.rename("/root/m/two", "/root/new/deep/three").path == "/root/new/deep/three"
+        assert not box.files.exists("/root/m/two") and box.files.exists("/root/new/deep/three")
+        box.files.remove("/root/new")
+        assert not box.files.exists("/root/new")
+        raises(FileNotFoundException, lambda: box.files.read("/root/nothing"))
+        raises(FileNotFoundException, lambda: box.files.list("/root/nothing"))
+        raises(InvalidArgumentException, lambda: box.files.read("/root"), "not a file")
+        raises(SandboxException, lambda: box.files.watch_dir("/root"), "not built")
+
+
+def background():
+    with sandbox() as box:
+        counter = box.commands.run(COUNTER, background=True, timeout=0)
+        count(box)
+        assert [p.pid for p in box.commands.list()] == [counter.pid]
+        counter.disconnect()
+        count(box)  # nobody listens, it goes on
+        again = box.commands.connect(counter.pid)
+        assert again.kill() is True
+        raises(CommandExitException, again.wait)
+        assert box.commands.kill(counter.pid) is False and box.commands.list() == []
+        cat = box.commands.run("cat; echo over", background=True, stdin=True)
+        box.commands.send_stdin(cat.pid, "line\n")
+        box.commands.send_stdin(cat.pid, "more\n")
+        box.commands.close_stdin(cat.pid)
+        assert cat.wait().stdout == "line\nmore\nover\n"
+        raises(SandboxException, lambda: box.commands.send_stdin(99999, "x"))
+        assert box.commands.connect(cat.pid).wait().exit_code == 0  # an end can be heard of for a while
+        raises(SandboxException, lambda: box.pty.create(size=None) if False else box.commands.connect(99999), "no such process")
+
+
+def lifecycle():
+    with sandbox(metadata={"team": "a b&c=d", "n": "1"}) as one, sandbox(metadata={"team": "other"}) as two:
+        page = Sandbox.list(query=SandboxQuery(metadata={"team": "a b&c=d"})).next_items()
+        assert [s.sandbox_id for s in page] == [one.sandbox_id] and page[0].metadata["n"] == "1", page
+        seen, pages = [], Sandbox.list(limit=1)
+        while pages.has_next:
+            seen += [s.sandbox_id for s in pages.next_items()]
+        assert {one.sandbox_id, two.sandbox_id} <= set(seen) and len(seen) == len(set(seen)), seen
+        before = one.get_info()
+        assert before.state == SandboxState.RUNNING and before.template_id == "base", before
+        one.set_timeout(600)
+        assert (one.get_info().end_at - before.end_at).total_seconds() > 400
+        counter = one.commands.run(COUNTER, background=True, timeout=0)
+        reached = count(one)
+        assert one.pause() and not one.pause()  # the second: it is paused already
+        assert one.get_info().state == SandboxState.PAUSED and not one.is_running()
+        paused = Sandbox.list(query=SandboxQuery(state=[SandboxState.PAUSED])).next_items()
+        assert [s.sandbox_id for s in paused] == [one.sandbox_id], paused
+        same = Sandbox.connect(one.sandbox_id, timeout=60)
+        assert same.is_running() and count(same) > reached
+        assert [p.pid for p in same.commands.list()] == [counter.pid]
+        same.commands.kill(counter.pid)
+        assert two.kill() is True and two.kill() is False and not two.is_running()
+        raises(NotFoundException, lambda: Sandbox.connect("vffffffffffffffff"))
+        raises(NotFoundException, lambda: Sandbox.set_timeout("vffffffffffffffff", 5))
+        raises(SandboxException, lambda: two.commands.run("true"), "not found")
+        raises(AuthenticationException, lambda: Sandbox.create(api_key="e2b_00"))
+        raises(SandboxException, lambda: Sandbox.create("no-such-template"), "no template")
+
+
+def copies():
+    with sandbox(metadata={"who": "first"}) as box:
+        counter = box.commands.run(COUNTER, background=True, timeout=0)
+        reached = count(box)
+        copy = box.fork()[0]
+        try:
+            assert count(copy) > reached and copy.sandbox_id != box.sandbox_id
+            copy.files.write("/root/mine", "x")
+            assert not box.files.exists("/root/mine")
+        finally:
+            copy.kill()
+        taken = box.create_snapshot(name="as-it-was")
+        assert taken.snapshot_id == "as-it-was", taken
+        assert [s.snapshot_id for s in Sandbox.list_snapshots(sandbox_id=box.sandbox_id).next_items()] == ["as-it-was"]
+        box.commands.kill(counter.pid)
+        with sandbox(template="as-it-was") as other:
+            assert count(other) > reached
+        assert Sandbox.delete_snapshot("as-it-was") is True and Sandbox.delete_snapshot("as-it-was") is False
+        [now] = box.get_metrics()
+        assert now.cpu_count == 1 and 0 < now.mem_used < now.mem_total and 0 < now.disk_used < now.disk_total, now
+
+
+def before_a_crash():
+    running = Sandbox.create(timeout=600, metadata={"crash": "running"})
+    paused = Sandbox.create(timeout=600, metadata={"crash": "paused"}, envs={"KEPT": "yes"})
+    counters = [box.commands.run(COUNTER, background=True, timeout=0).pid for box in (running, paused)]
+    reached = [count(running), count(paused)]
+    paused.pause()
+    print("RESULT", running.sandbox_id, paused.sandbox_id, *counters, *reached)
+
+
+def after_a_crash(running, paused, running_pid, paused_pid, running_count, paused_count):
+    states = {s.sandbox_id: s.state for s in Sandbox.list().next_items()}
+    assert states == {running: SandboxState.RUNNING, paused: SandboxState.PAUSED}, states
+    for name, pid, reached in ((running, running_pid, running_count), (paused, paused_pid, paused_count)):
+        box = Sandbox.connect(name, timeout=300)
+        assert count(box) > int(reached)
+        assert [p.pid for p in box.commands.list()] == [int(pid)]
+        handle = box.commands.connect(int(pid))  # a process of before can be heard and ended
+        assert handle.kill() is True
+        raises(CommandExitException, handle.wait)
+    assert Sandbox.connect(paused).commands.run("echo $KEPT").stdout == "yes\n"
+    assert Sandbox.kill(running) and Sandbox.kill(paused)
+
+
+globals()[sys.argv[1]](*sys.argv[2:])
+print("passed", sys.argv[1])

@@ -1,0 +1,194 @@
+// Processes of microVMs that outlive calls, connections and pauses; their input, signals, files. One template for all
+// tests, booted by the first.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "sandbox/support.hpp"
+
+namespace tidelock::sandbox::testing {
+namespace {
+
+using Kind = ProcessEvent::Kind;
+
+class MicrovmProcess : public ::testing::Test {
+ protected:
+  static const fs::path& directory() {
+    static const Folder folder;
+    return folder.path();
+  }
+  void SetUp() override { open(); }
+  void TearDown() override {
+    if (box_ != nullptr) box_->remove();
+  }
+  void open() {
+    MicrovmOptions options;
+    options.directory = directory();
+    runtime_ = make_microvm_runtime(options);
+    if (id_.empty()) {
+      Spec spec;
+      spec.limits.memory_bytes = 128ULL << 20;
+      spec.limits.disk_bytes = 32ULL << 20;
+      box_ = runtime_->create(spec);
+      box_->keep();
+      id_ = box_->id();
+    } else {
+      box_ = runtime_->open(id_);
+    }
+  }
+  std::shared_ptr<ProcessListener> sh(const std::string& script, bool open_input = false, bool root = false) {
+    ProcessRequest request;
+    request.argv = {"/bin/bash", "-l", "-c", script};
+    request.open_input = open_input;
+    request.root = root;
+    request.tag = "a tag";
+    return box_->start(request);
+  }
+  // Everything until the process has ended or was lost.
+  struct Heard {
+    std::string output, error;
+    ProcessEvent last;
+  };
+  static Heard hear(ProcessListener& listener) {
+    Heard out;
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    while (std::chrono::steady_clock::now() < deadline) {
+      const std::optional<ProcessEvent> event = listener.take();
+      if (!event) {
+        std::this_thread::sleep_for(1ms);
+      } else if (event->kind == Kind::output) {
+        out.output += event->bytes;
+      } else if (event->kind == Kind::error) {
+        out.error += event->bytes;
+      } else {
+        out.last = *event;
+        return out;
+      }
+    }
+    ADD_FAILURE() << "it does not end; so far: " << out.output << out.error;
+    return out;
+  }
+  static std::string first_output(ProcessListener& listener) {
+    std::optional<ProcessEvent> event;
+    EXPECT_TRUE(eventually([&] { return (event = listener.take()).has_value(); }));
+    return event ? event->bytes : "";
+  }
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<Sandbox> box_;
+  std::string id_;
+};
+
+TEST_F(MicrovmProcess, SeveralRunAtOnceEachWithItsOutputUserAndEnd) {
+  const auto slow = sh("sleep 0.5; echo slow; id -u");
+  const auto wrong = sh("echo oops >&2; exit 3");
+  const auto root = sh("id -u", false, true);
+  const Heard w = hear(*wrong), r = hear(*root), s = hear(*slow);
+  EXPECT_EQ(w.error, "oops\n");
+  EXPECT_EQ(w.last.exit_code, 3);
+  EXPECT_EQ(r.output, "0\n");
+  EXPECT_EQ(s.output, "slow\n1000\n");
+  EXPECT_EQ(s.last.kind, Kind::ended);
+  EXPECT_EQ(s.last.exit_code, 0);
+  ProcessRequest nowhere;
+  nowhere.argv = {"true"};
+  nowhere.directory = "/no/such/folder";
+  EXPECT_EQ(code_of([&] { box_->start(nowhere); }), ErrorCode::invalid_argument);
+}
+
+TEST_F(MicrovmProcess, InputIsGivenInOrderAndItsEndIsTheEnd) {
+  const auto cat = sh("cat; echo over", true);
+  const std::string large(300'000, 'x');  // beyond every window on the way
+  std::jthread writer([&] {
+    box_->write_input(cat->pid(), "one\n");
+    box_->write_input(cat->pid(), large);
+    box_->close_input(cat->pid());
+  });
+  EXPECT_EQ(hear(*cat).output, "one\n" + large + "over\n");
+  writer.join();
+  EXPECT_EQ(code_of([&] { box_->write_input(cat->pid(), "late"); }), ErrorCode::not_found);
+  const auto closed = sh("sleep 5");
+  EXPECT_EQ(code_of([&] { box_->write_input(closed->pid(), "x"); }), ErrorCode::invalid_argument);
+}
+
+TEST_F(MicrovmProcess, SignalsReachItAndAnEndIsTellableForAWhile) {
+  const auto polite = sh("trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.05; done");
+  EXPECT_EQ(first_output(*polite), "ready\n");
+  box_->signal(polite->pid(), SIGTERM);
+  const Heard heard = hear(*polite);
+  EXPECT_EQ(heard.output, "bye\n");
+  EXPECT_EQ(heard.last.exit_code, 7);
+  const Heard again = hear(*box_->attach(polite->pid()));
+  EXPECT_EQ(again.last.exit_code, 7);
+  const auto stubborn = sh("trap '' TERM; while :; do sleep 0.05; done");
+  box_->signal(stubborn->pid(), SIGKILL);
+  EXPECT_EQ(hear(*stubborn).last.signal, SIGKILL);
+  EXPECT_EQ(code_of([&] { box_->signal(stubborn->pid(), SIGKILL); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { box_->attach(99999); }), ErrorCode::not_found);
+}
+
+TEST_F(MicrovmProcess, TwoListenersHearTheSameAndASlowOneMakesItWait) {
+  const auto first = sh("echo go; read x; head -c 3000000 /dev/zero | tr '\\0' z", true);
+  EXPECT_EQ(first_output(*first), "go\n");
+  const auto second = box_->attach(first->pid());
+  box_->write_input(first->pid(), "\n");
+  std::this_thread::sleep_for(300ms);  // nobody takes: what is under way is bounded by the window
+  std::size_t waiting = 0;
+  while (const auto event = second->take()) waiting += event->bytes.size();
+  EXPECT_LE(waiting, 600'000U);
+  Heard heard;
+  std::jthread other([&] { heard = hear(*first); });
+  const Heard rest = hear(*second);
+  other.join();
+  EXPECT_EQ(heard.output.size(), 3'000'000U);
+  EXPECT_EQ(rest.output.size() + waiting, 3'000'000U);
+}
+
+TEST_F(MicrovmProcess, APauseIsALossToListenersAndNothingToTheProcess) {
+  const auto counter = sh("i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done");
+  const int pid = counter->pid();
+  EXPECT_EQ(first_output(*counter), "1\n");
+  box_->pause();
+  EXPECT_EQ(hear(*counter).last.kind, Kind::lost);
+  box_.reset();  // with the runtime gone, its directory is free
+  runtime_.reset();
+  open();                                                  // as another program would
+  const std::vector<ProcessInfo> all = box_->processes();  // resumes
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].pid, pid);
+  EXPECT_EQ(all[0].request.tag, "a tag");
+  EXPECT_EQ(all[0].request.argv[1], "-l");
+  const auto again = box_->attach(pid);
+  EXPECT_GT(std::stoi(first_output(*again)), 1);
+  box_->signal(pid, SIGKILL);
+  EXPECT_EQ(hear(*again).last.signal, SIGKILL);
+}
+
+TEST_F(MicrovmProcess, FilesAreToldMadeMovedAndRemoved) {
+  using Operation = FileCommand::Operation;
+  const auto does = [&](FileCommand command) { return box_->files(command); };
+  const FileEntry written = does({.operation = Operation::write, .path = "/root/a/b", .content = "12345"}).at(0);
+  EXPECT_EQ(written.size, 5U);
+  EXPECT_EQ(written.owner, "user");
+  EXPECT_EQ(written.mode & 07777U, 0644U);
+  hear(*sh("chmod 755 /root/a/b; ln -s b /root/a/link"));
+  EXPECT_EQ(does({.operation = Operation::write, .path = "/root/a/b", .content = "1"}).at(0).mode & 07777U, 0755U);
+  EXPECT_EQ(does({.operation = Operation::write, .path = "/root/r", .content = "", .root = true}).at(0).owner, "root");
+  const FileEntry link = does({.operation = Operation::stat, .path = "/root/a/link"}).at(0);
+  EXPECT_EQ(link.target, "b");
+  EXPECT_EQ(link.type, FileEntry::Type::file);
+  EXPECT_EQ(does({.operation = Operation::make_folder, .path = "/root/a/c/d"}).at(0).type, FileEntry::Type::folder);
+  EXPECT_EQ(code_of([&] { does({.operation = Operation::make_folder, .path = "/root/a/c"}); }), ErrorCode::mismatch);
+  EXPECT_EQ(does({.operation = Operation::list, .path = "/root/a"}).size(), 3U);
+  EXPECT_EQ(does({.operation = Operation::list, .path = "/root/a", .depth = 2}).size(), 4U);
+  EXPECT_EQ(does({.operation = Operation::move, .path = "/root/a", .to = "/root/new/e"}).at(0).path, "/root/new/e");
+  EXPECT_EQ(code_of([&] { does({.operation = Operation::stat, .path = "/root/a"}); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { does({.operation = Operation::list, .path = "/root/a"}); }), ErrorCode::not_found);
+  does({.operation = Operation::remove, .path = "/root/new"});
+  EXPECT_EQ(code_of([&] { does({.operation = Operation::stat, .path = "/root/new"}); }), ErrorCode::not_found);
+  does({.operation = Operation::remove, .path = "/root/new"});
+  EXPECT_EQ(code_of([&] { does({.operation = Operation::stat, .path = "relative"}); }), ErrorCode::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tidelock::sandbox::testing
