@@ -20,6 +20,10 @@
 
 namespace tidelock::sandbox::vm {
 using namespace std::chrono_literals;
+void fail_gone() {
+  fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -32,10 +36,6 @@ std::string random_bytes(std::size_t count) {
     fail(ErrorCode::io, "sandbox: no random bytes: {}", std::strerror(errno));
   }
   return out;
-}
-
-[[noreturn]] void fail_gone() {
-  fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
 }
 
 // Frames for a caller that waits for them.

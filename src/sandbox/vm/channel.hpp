@@ -20,6 +20,9 @@
 
 namespace tidelock::sandbox::vm {
 
+// Throws Error{io}: nothing answers behind the channel any more.
+[[noreturn]] void fail_gone();
+
 class Process;
 
 // What hears of one stream. Called by the reading thread: must not wait for anything.

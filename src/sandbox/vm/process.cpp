@@ -14,10 +14,6 @@ namespace {
 constexpr auto kAnswerPatience = 30s;  // for the agent's answers, which come at once unless the host is overloaded
 constexpr auto kInputPatience = 10s;   // for a process to take its input
 
-[[noreturn]] void fail_gone() {
-  fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
-}
-
 std::vector<std::string> split_texts(const std::string& texts) {
   std::vector<std::string> out;
   for (std::size_t at = 0; at < texts.size();) {

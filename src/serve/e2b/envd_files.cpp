@@ -43,7 +43,7 @@ Json entry_json(const FileEntry& entry) {
   return out;
 }
 
-std::string text_of(const Json& message, const char* name) {
+std::string required_text(const Json& message, const char* name) {
   const auto found = message.find(name);
   if (found == message.end() || found->is_null()) return "";
   if (!found->is_string()) throw RpcError("invalid_argument", fmt::format("{}: expected a string", name));
@@ -151,7 +151,7 @@ Reply answer_filesystem(sandbox::Sandbox& box, const std::string& method, const 
   const Json message = parse_message(request.body);
   const auto one = [&](Operation operation) {
     const auto entries =
-        box.files({.operation = operation, .path = guest_path(text_of(message, "path")), .root = root});
+        box.files({.operation = operation, .path = guest_path(required_text(message, "path")), .root = root});
     return Json{{"entry", entry_json(entries.at(0))}};
   };
   Json out = Json::object();
@@ -161,18 +161,18 @@ Reply answer_filesystem(sandbox::Sandbox& box, const std::string& method, const 
     out = one(Operation::make_folder);
   } else if (method == "Move") {
     const auto entries = box.files({.operation = Operation::move,
-                                    .path = guest_path(text_of(message, "source")),
-                                    .to = guest_path(text_of(message, "destination")),
+                                    .path = guest_path(required_text(message, "source")),
+                                    .to = guest_path(required_text(message, "destination")),
                                     .root = root});
     out["entry"] = entry_json(entries.at(0));
   } else if (method == "ListDir") {
     auto entries = box.files(
-        {.operation = Operation::list, .path = guest_path(text_of(message, "path")), .depth = depth_of(message)});
+        {.operation = Operation::list, .path = guest_path(required_text(message, "path")), .depth = depth_of(message)});
     std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
     out["entries"] = Json::array();
     for (const FileEntry& entry : entries) out["entries"].push_back(entry_json(entry));
   } else if (method == "Remove") {
-    box.files({.operation = Operation::remove, .path = guest_path(text_of(message, "path"))});
+    box.files({.operation = Operation::remove, .path = guest_path(required_text(message, "path"))});
   } else {
     throw RpcError("unimplemented", fmt::format("filesystem.Filesystem/{} is not built here", method.substr(0, 60)));
   }
