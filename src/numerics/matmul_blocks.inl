@@ -111,8 +111,8 @@ TIDELOCK_INLINE __m512i unpack_step(const std::byte* group) {
   }
   if constexpr (code_bits(F) == 5) {  // low | (bit kStep, moved to bit 4)
     const __m512i h = _mm512_loadu_si512(group + 256);
-    const __m512i moved = kStep <= 4 ? _mm512_slli_epi16(h, 4 - (kStep <= 4 ? kStep : 4))
-                                     : _mm512_srli_epi16(h, kStep > 4 ? kStep - 4 : 0);
+    constexpr int kUp = kStep < 4 ? 4 - kStep : 0, kDown = kStep > 4 ? kStep - 4 : 0;
+    const __m512i moved = kDown == 0 ? _mm512_slli_epi16(h, kUp) : _mm512_srli_epi16(h, kDown);
     return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(16), 0xF8);
   }
   if constexpr (code_bits(F) == 6) {  // low | (pair kStep % 4, moved to bits 4 and 5)
