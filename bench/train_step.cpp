@@ -78,7 +78,7 @@ double run(const Options& o) {
         options, [&](std::span<float> flat) { return parameters.gradients(flat); }, gradient);
     optimizer.step(parameters.values(), gradient, 1.0F, {});
     parameters.apply(model, team);
-    if (step >= 2) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    if (step >= 2) seconds.push_back(seconds_since(start));
   }
   std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
   return static_cast<double>(o.batch * o.tokens) / seconds[seconds.size() / 2];

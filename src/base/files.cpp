@@ -150,10 +150,14 @@ std::array<std::byte, 32> sha256(std::span<const std::byte> bytes) {
   return digest;
 }
 
-std::string sha256_hex(std::span<const std::byte> bytes) {
+std::string to_hex(std::span<const std::byte> bytes) {
   std::string hex;
-  for (const std::byte b : sha256(bytes)) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
+  for (const std::byte b : bytes) hex += fmt::format("{:02x}", static_cast<unsigned>(b));
   return hex;
+}
+
+std::string sha256_hex(std::span<const std::byte> bytes) {
+  return to_hex(sha256(bytes));
 }
 
 std::string sha256_hex(std::string_view bytes) {

@@ -67,6 +67,9 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// Lower-case hexadecimal.
+std::string to_hex(std::span<const std::byte> bytes);
+
 // SHA-256 (OpenSSL), as bytes or as lower-case hexadecimal.
 std::array<std::byte, 32> sha256(std::span<const std::byte> bytes);
 std::string sha256_hex(std::span<const std::byte> bytes);

@@ -1,5 +1,12 @@
 #include "base/random.hpp"
 
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.hpp"
+
 namespace tidelock {
 
 std::array<std::uint32_t, 4> philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
@@ -59,6 +66,13 @@ float Random::normal() {
   float sum = -6.0F;
   for (int i = 0; i < 12; ++i) sum += uniform();
   return sum;
+}
+
+std::string random_bytes(std::size_t count) {
+  std::string out(count, '\0');
+  if (::getrandom(out.data(), out.size(), 0) != static_cast<ssize_t>(count))
+    fail(ErrorCode::io, "the system gives no random bytes: {}", std::strerror(errno));
+  return out;
 }
 
 }  // namespace tidelock

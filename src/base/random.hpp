@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 namespace tidelock {
 
@@ -29,5 +30,8 @@ class Random {
   std::array<std::uint32_t, 4> block_{};
   int left_ = 0;
 };
+
+// Bytes that nobody can foresee, from the kernel: for tokens and nonces, never for what must come out the same again.
+std::string random_bytes(std::size_t count);
 
 }  // namespace tidelock

@@ -118,13 +118,12 @@ struct Engine::Impl {
     s.keep.erase(s.keep.begin());
   }
 
-  std::size_t group_bytes(std::int64_t prompt, std::int64_t own, std::int64_t count) const {
-    const auto blocks = [](std::int64_t tokens) {
-      return static_cast<std::size_t>(model::StateLayout::blocks_for(tokens));
-    };
-    return blocks(prompt) * layout.block_bytes() +
-           static_cast<std::size_t>(count) * ((blocks(own) + 1) * layout.block_bytes() + layout.recurrent_bytes());
+  // What one sequence takes at most: its blocks, another one where it leaves a shared one, and its recurrent part.
+  std::size_t bytes_of(std::int64_t tokens) const {
+    return static_cast<std::size_t>(model::StateLayout::blocks_for(tokens)) * layout.block_bytes() + fork_bytes();
   }
+  // What another member of its group takes when its prompt is done.
+  std::size_t fork_bytes() const { return layout.block_bytes() + layout.recurrent_bytes(); }
 
   std::size_t free_bytes() const {
     const std::size_t used = pool.used_bytes();
@@ -138,7 +137,7 @@ struct Engine::Impl {
     return free_bytes() >= bytes;
   }
 
-  // What the plan takes from the pool; a group's members fork when its prompt is done.
+  // What the plan takes from the pool.
   std::size_t bytes_for(std::span<const StepPlanItem> items) {
     std::size_t bytes = 0;
     for (const auto& item : items) {
@@ -155,8 +154,7 @@ struct Engine::Impl {
       if (!s.runs() || !s.waits) continue;
       const auto holders = static_cast<std::size_t>(std::count_if(
           sequences.begin(), sequences.end(), [](const auto& entry) { return entry.second.state.position() > 0; }));
-      if (!make_room(group_bytes(static_cast<std::int64_t>(s.tokens.size()), 0, 1) + holders * layout.block_bytes()))
-        return;
+      if (!make_room(bytes_of(static_cast<std::int64_t>(s.tokens.size())) + holders * layout.block_bytes())) return;
       start(s);
     }
   }
@@ -260,7 +258,7 @@ struct Engine::Impl {
       for (const SequenceId id : s.clones) {
         if (!sequences.contains(id)) continue;  // removed while it waited
         Sequence& clone = at(id);
-        if (!make_room(layout.recurrent_bytes() + layout.block_bytes())) {  // it computes the prompt itself, later
+        if (!make_room(fork_bytes())) {  // it computes the prompt itself, later
           clone.status = Status::prefill;
           clone.waits = true;
           continue;
@@ -350,7 +348,7 @@ std::int64_t Engine::longest_sequence() const {
   std::int64_t low = 0, high = context;  // bytes grow with tokens
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
-    if (impl_->group_bytes(middle, 0, 1) <= impl_->options.state_limit) {
+    if (impl_->bytes_of(middle) <= impl_->options.state_limit) {
       low = middle;
     } else {
       high = middle - 1;
@@ -363,7 +361,7 @@ void Engine::check_fits(std::int64_t prompt_tokens, std::span<const SamplingPara
   std::int64_t sampled = 0;
   for (const auto& p : params) sampled = std::max(sampled, p.max_tokens);
   const std::int64_t tokens = std::min(prompt_tokens + sampled, impl_->model.config().max_context);
-  const std::size_t bytes = impl_->group_bytes(tokens, 0, 1);
+  const std::size_t bytes = impl_->bytes_of(tokens);
   if (bytes > impl_->options.state_limit)
     fail(ErrorCode::invalid_argument,
          "{} tokens, of prompt and to be sampled, may need {} of state; the limit is {}: {} tokens", tokens,
@@ -373,9 +371,11 @@ void Engine::check_fits(std::int64_t prompt_tokens, std::span<const SamplingPara
 bool Engine::has_room(std::int64_t prompt_tokens, std::int64_t sequences) const {
   std::size_t live = 0;
   for (const auto& [id, s] : impl_->sequences) {
-    live += std::max(s.state.bytes(), impl_->group_bytes(static_cast<std::int64_t>(s.tokens.size()), 0, 1));
+    live += std::max(s.state.bytes(), impl_->bytes_of(static_cast<std::int64_t>(s.tokens.size())));
   }
-  const std::size_t limit = impl_->options.state_limit, wanted = impl_->group_bytes(prompt_tokens, 0, sequences);
+  const std::size_t limit = impl_->options.state_limit,
+                    wanted =
+                        impl_->bytes_of(prompt_tokens) + static_cast<std::size_t>(sequences - 1) * impl_->fork_bytes();
   return live <= limit && wanted <= limit - live;
 }
 
@@ -432,7 +432,7 @@ Status Engine::status(SequenceId id) const {
 std::int64_t Engine::cached_tokens(SequenceId id) const {
   return impl_->at(id).cached;
 }
-const state::PrefixCacheCounters& Engine::reuse_counters() const {
+state::PrefixCacheCounters Engine::reuse_counters() const {
   return impl_->cache.counters();
 }
 std::size_t Engine::state_bytes_used() const {

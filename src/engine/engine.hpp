@@ -127,7 +127,7 @@ class Engine {
     std::int64_t set_back = 0;  // times that a sequence lost its state to state_limit
   };
   const Counters& counters() const;
-  const state::PrefixCacheCounters& reuse_counters() const;
+  state::PrefixCacheCounters reuse_counters() const;
   std::size_t state_bytes() const;       // allocated
   std::size_t state_bytes_used() const;  // live and kept
   void forget();                         // every kept state

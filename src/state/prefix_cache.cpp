@@ -41,10 +41,17 @@ std::size_t DigestHash::operator()(const Digest& digest) const {
 
 PrefixCache::PrefixCache(Pool& pool) : pool_(pool), order_(probation_bytes(pool)) {}
 
-// The nodes that the tokens pass through, from the lineage's own (path[0]); path[i] stands for i whole blocks. Returns
-// the last, or null when nothing of the lineage is kept.
-PrefixCache::Node* PrefixCache::walk(const Digest& lineage, std::span<const std::int32_t> tokens,
-                                     std::vector<Node*>& path) {
+PrefixCacheCounters PrefixCache::counters() const {
+  PrefixCacheCounters now = counters_;
+  now.checkpoints = static_cast<std::int64_t>(checkpoints_.size());
+  now.blocks = static_cast<std::int64_t>(nodes_.size());
+  return now;
+}
+
+// The nodes that the tokens pass through, as far as they are known: path[i] stands for i whole blocks, path[0] for the
+// lineage itself.
+std::vector<PrefixCache::Node*> PrefixCache::walk(const Digest& lineage, std::span<const std::int32_t> tokens) {
+  std::vector<Node*> path;
   Digest digest = lineage;
   for (std::size_t blocks = 0;; ++blocks) {
     const auto found = nodes_.find(digest);
@@ -53,7 +60,7 @@ PrefixCache::Node* PrefixCache::walk(const Digest& lineage, std::span<const std:
     if ((blocks + 1) * kBlock > tokens.size()) break;
     digest = chain(digest, tokens.subspan(blocks * kBlock, kBlock));
   }
-  return path.empty() ? nullptr : path.back();
+  return path;
 }
 
 PrefixCache::Hit PrefixCache::lookup(const Digest& lineage, std::span<const std::int32_t> prompt) {
@@ -62,8 +69,8 @@ PrefixCache::Hit PrefixCache::lookup(const Digest& lineage, std::span<const std:
   Hit hit{SequenceState(pool_), 0};
   if (prompt.empty()) return hit;
   const auto usable = prompt.first(prompt.size() - 1);
-  std::vector<Node*> path;
-  if (walk(lineage, usable, path) == nullptr) return hit;
+  const std::vector<Node*> path = walk(lineage, usable);
+  if (path.empty()) return hit;
   hit.known = static_cast<std::int64_t>((path.size() - 1) * kBlock);
   std::optional<EvictionOrder::Id> best;
   std::size_t deepest = 0;
@@ -124,39 +131,37 @@ void PrefixCache::insert(const Digest& lineage, std::span<const std::int32_t> to
       pool_.give_block(state.blocks_.back());
       state.blocks_.pop_back();
     }
-  std::vector<Node*> path;
-  if (Node* last = walk(lineage, tokens, path); last != nullptr && path.size() == blocks + 1) {
-    for (const EvictionOrder::Id id : last->here) {
+  std::vector<Node*> path = walk(lineage, tokens);
+  if (path.size() == blocks + 1) {
+    for (const EvictionOrder::Id id : path.back()->here) {
       if (!std::ranges::equal(checkpoints_.at(id).tail, tail)) continue;
       if (segment == Segment::protected_use) order_.touch(id);
       return;
     }
   }
-  Digest digest = lineage;
-  Node* node = &node_at(digest, nullptr);
-  ++node->below;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    digest = chain(digest, tokens.subspan(i * kBlock, kBlock));
-    node = &node_at(digest, node);
-    ++node->below;
-    if (!has_blocks) continue;
+  if (path.empty()) path.push_back(&node_at(lineage, nullptr));
+  while (path.size() <= blocks) {
+    const auto block = tokens.subspan((path.size() - 1) * kBlock, kBlock);
+    path.push_back(&node_at(chain(path.back()->digest, block), path.back()));
+  }
+  for (Node* node : path) ++node->below;
+  for (std::size_t i = 0; has_blocks && i < blocks; ++i) {
+    Node& node = *path[i + 1];
     std::byte*& own = state.blocks_[i];
-    if (node->block == nullptr) {
-      node->block = own;
-    } else if (node->block != own) {  // the same bits, computed twice: one copy is enough
-      pool_.share_block(node->block);
-      pool_.give_block(std::exchange(own, node->block));
+    if (node.block == nullptr) {
+      node.block = own;
+    } else if (node.block != own) {  // the same bits, computed twice: one copy is enough
+      pool_.share_block(node.block);
+      pool_.give_block(std::exchange(own, node.block));
     }
   }
   const EvictionOrder::Id id = next_id_++;
   const std::size_t bytes = pool_.layout().recurrent_bytes() + (tail.empty() ? 0 : pool_.layout().block_bytes());
-  node->here.push_back(id);
-  checkpoints_.emplace(id, Checkpoint{node, {tail.begin(), tail.end()}, std::move(state)});
+  path.back()->here.push_back(id);
+  checkpoints_.emplace(id, Checkpoint{path.back(), {tail.begin(), tail.end()}, std::move(state)});
   order_.insert(id, bytes, segment);
   ++counters_.inserted;
   while (order_.over()) evict();
-  counters_.checkpoints = static_cast<std::int64_t>(checkpoints_.size());
-  counters_.blocks = static_cast<std::int64_t>(nodes_.size());
 }
 
 void PrefixCache::erase(EvictionOrder::Id id) {
@@ -171,8 +176,6 @@ void PrefixCache::erase(EvictionOrder::Id id) {
     if (--node->below == 0) nodes_.erase(Digest(node->digest));
     node = parent;
   }
-  counters_.checkpoints = static_cast<std::int64_t>(checkpoints_.size());
-  counters_.blocks = static_cast<std::int64_t>(nodes_.size());
 }
 
 bool PrefixCache::evict() {

@@ -58,7 +58,7 @@ class PrefixCache {
   bool evict();
   void clear();
 
-  const PrefixCacheCounters& counters() const { return counters_; }
+  PrefixCacheCounters counters() const;
   // Every count agrees with what is there; throws Error{internal} naming what does not. For tests.
   void check() const;
 
@@ -76,7 +76,7 @@ class PrefixCache {
     SequenceState state;
   };
   Node& node_at(const Digest& digest, Node* parent);
-  Node* walk(const Digest& lineage, std::span<const std::int32_t> tokens, std::vector<Node*>& path);
+  std::vector<Node*> walk(const Digest& lineage, std::span<const std::int32_t> tokens);
   SequenceState from_blocks(const std::vector<Node*>& path);
   void erase(EvictionOrder::Id id);
 
@@ -85,7 +85,7 @@ class PrefixCache {
   std::unordered_map<Digest, Node, DigestHash> nodes_;
   std::unordered_map<EvictionOrder::Id, Checkpoint> checkpoints_;
   EvictionOrder::Id next_id_ = 1;
-  PrefixCacheCounters counters_;
+  PrefixCacheCounters counters_;  // but what is now
 };
 
 // The lineage of states: everything beside the tokens that their bits, or the right to use them, depend on.

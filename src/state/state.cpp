@@ -31,6 +31,7 @@ void Pool::release_idle(std::size_t wanted) {
 }
 
 std::byte* Pool::take(std::vector<std::byte*>& free, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
   if (!free.empty()) {
     std::byte* p = free.back();
     free.pop_back();
@@ -43,18 +44,19 @@ std::byte* Pool::take(std::vector<std::byte*>& free, std::size_t bytes) {
 }
 
 std::byte* Pool::take_block() {
-  const std::lock_guard lock(mutex_);
   return take(free_blocks_, layout_.block_bytes());
 }
 
 std::byte* Pool::take_slot() {
-  std::byte* slot = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    slot = take(free_slots_, layout_.recurrent_bytes());
-  }
+  std::byte* slot = take(free_slots_, layout_.recurrent_bytes());
   std::memset(slot, 0, layout_.recurrent_bytes());
   return slot;
+}
+
+std::byte* Pool::copy_slot(const std::byte* slot) {
+  std::byte* copy = take(free_slots_, layout_.recurrent_bytes());
+  std::memcpy(copy, slot, layout_.recurrent_bytes());
+  return copy;
 }
 
 void Pool::share_block(std::byte* block) {
@@ -131,10 +133,7 @@ SequenceState SequenceState::fork() const {
   const auto used = static_cast<std::size_t>(model::StateLayout::blocks_for(position_));
   copy.blocks_.assign(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(std::min(used, blocks_.size())));
   for (std::byte* block : copy.blocks_) pool_->share_block(block);
-  if (slot_ != nullptr && position_ != 0) {
-    copy.slot_ = pool_->take_slot();
-    std::memcpy(copy.slot_, slot_, pool_->layout().recurrent_bytes());
-  }
+  if (slot_ != nullptr && position_ != 0) copy.slot_ = pool_->copy_slot(slot_);
   copy.position_ = position_;
   return copy;
 }

@@ -31,8 +31,9 @@ class Pool {
 
   const model::StateLayout& layout() const { return layout_; }
   std::size_t limit() const { return limit_; }
-  std::byte* take_block();             // content undefined; one reference
-  std::byte* take_slot();              // zeroed: the empty sequence
+  std::byte* take_block();  // content undefined; one reference
+  std::byte* take_slot();   // zeroed: the empty sequence
+  std::byte* copy_slot(const std::byte* slot);
   void share_block(std::byte* block);  // one reference more
   void give_block(std::byte* block);   // one less; the last one frees it
   void give_slot(std::byte* slot);
@@ -43,7 +44,7 @@ class Pool {
   std::size_t used_bytes() const;
 
  private:
-  std::byte* take(std::vector<std::byte*>& free, std::size_t bytes);
+  std::byte* take(std::vector<std::byte*>& free, std::size_t bytes);  // locks
   void release_idle(std::size_t wanted);
 
   const model::StateLayout layout_;

@@ -2,24 +2,25 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <ctime>
-#include <deque>
 #include <exception>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/random.hpp"
+#include "sandbox/vm/mailbox.hpp"
 #include "sandbox/vm/process.hpp"
 #include "sandbox/vm/qmp.hpp"
 
 namespace tidelock::sandbox::vm {
 using namespace std::chrono_literals;
+
 void fail_gone() {
   fail(ErrorCode::io, "the guest's agent is gone: its machine ended or was paused");
 }
@@ -29,56 +30,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kKillPatience = 20s;  // for the agent to report the end of what was killed
 constexpr std::chrono::hours kLongest{24 * 365};
-
-std::string random_bytes(std::size_t count) {
-  std::string out(count, '\0');
-  if (getrandom(out.data(), out.size(), 0) != static_cast<ssize_t>(count)) {
-    fail(ErrorCode::io, "sandbox: no random bytes: {}", std::strerror(errno));
-  }
-  return out;
-}
-
-// Frames for a caller that waits for them.
-class Mailbox : public Sink {
- public:
-  void take(const Frame& frame) override {
-    const std::lock_guard lock(mutex_);
-    frames_.push_back(frame);
-    changed_.notify_one();
-  }
-  void lose() override {
-    const std::lock_guard lock(mutex_);
-    lost_ = true;
-    changed_.notify_one();
-  }
-  // False: the deadline has passed. Throws Error{io} when the connection is gone.
-  bool next(Frame& frame, Clock::time_point deadline) {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, deadline, [this] { return lost_ || !frames_.empty(); })) {
-      return false;
-    }
-    if (frames_.empty()) {
-      fail_gone();
-    }
-    frame = std::move(frames_.front());
-    frames_.pop_front();
-    return true;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Frame> frames_;
-  bool lost_ = false;
-};
-
-// A stream of a link, for as long as its mailbox is wanted.
-struct Opened {
-  Link& link;
-  std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
-  std::uint32_t stream = link.open(mailbox);
-  ~Opened() { link.forget(stream); }
-};
 
 // One request under way.
 struct Run {
@@ -343,7 +294,7 @@ ExecResult Channel::run(const GuestRequest& request, const ExecRequest& io) {
   if (run.thrown) {
     std::rethrow_exception(run.thrown);
   }
-  run.result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  run.result.seconds = seconds_since(start);
   return std::move(run.result);
 }
 

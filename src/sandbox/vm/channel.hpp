@@ -57,6 +57,8 @@ class Link : public std::enable_shared_from_this<Link> {
  private:
   void read();
   void drop();
+  void begin(const std::shared_ptr<Process>& process, const std::function<void(std::uint32_t stream)>& say,
+             ErrorCode refused);  // process.cpp
   FileDescriptor socket_;
   FrameReader reader_;
   std::thread thread_;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "sandbox/vm/mailbox.hpp"
 
 namespace tidelock::sandbox::vm {
 using namespace std::chrono_literals;
@@ -38,38 +39,6 @@ ProcessInfo describe(int pid, const GuestRequest& request) {
   out.request.tag = request.tag;
   return out;
 }
-
-// The agent's list, in as many frames as it needs.
-class ListSink : public Sink {
- public:
-  void take(const Frame& frame) override {
-    const std::lock_guard lock(mutex_);
-    body_ += frame.payload;
-    done_ = done_ || frame.type == FrameType::listing_end;
-    changed_.notify_all();
-  }
-  void lose() override {
-    const std::lock_guard lock(mutex_);
-    lost_ = true;
-    changed_.notify_all();
-  }
-  std::string await() {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kAnswerPatience, [this] { return done_ || lost_; })) {
-      fail(ErrorCode::io, "the guest's agent does not list its processes");
-    }
-    if (!done_) {
-      fail_gone();
-    }
-    return std::move(body_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string body_;
-  bool done_ = false, lost_ = false;
-};
 
 }  // namespace
 
@@ -287,13 +256,13 @@ void Process::close_input() {
   }
 }
 
-std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request) {
-  const auto process = std::make_shared<Process>(weak_from_this());
-  std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
+// Opens a stream for the process, says what starts it or attaches to it, and waits for the answer.
+void Link::begin(const std::shared_ptr<Process>& process, const std::function<void(std::uint32_t stream)>& say,
+                 ErrorCode refused) {
   const std::uint32_t stream = open(process);
   try {
-    send_request(stream, encode_request(request));
-    process->await_start(stream, ErrorCode::invalid_argument);
+    say(stream);
+    process->await_start(stream, refused);
   } catch (const Error&) {
     forget(stream);
     throw;
@@ -302,6 +271,14 @@ std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request
   if (!process->over()) {
     processes_.insert_or_assign(process->pid(), process);
   }
+}
+
+std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request) {
+  const auto process = std::make_shared<Process>(weak_from_this());
+  std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
+  begin(
+      process, [&](std::uint32_t stream) { send_request(stream, encode_request(request)); },
+      ErrorCode::invalid_argument);
   return listener;
 }
 
@@ -315,20 +292,10 @@ std::shared_ptr<Process> Link::find_process(int pid) {
     }
   }
   auto process = std::make_shared<Process>(weak_from_this());
-  const std::uint32_t stream = open(process);
-  try {
-    std::string body;
-    put_u32(body, static_cast<std::uint32_t>(pid));
-    send_frame(FrameType::attach, stream, body);
-    process->await_start(stream, ErrorCode::not_found);
-  } catch (const Error&) {
-    forget(stream);
-    throw;
-  }
-  const std::lock_guard lock(mutex_);
-  if (!process->over()) {
-    processes_.insert_or_assign(pid, process);
-  }
+  std::string body;
+  put_u32(body, static_cast<std::uint32_t>(pid));
+  begin(
+      process, [&](std::uint32_t stream) { send_frame(FrameType::attach, stream, body); }, ErrorCode::not_found);
   return process;
 }
 
@@ -342,17 +309,15 @@ void Link::forget_process(int pid, std::uint32_t stream) {
 }
 
 std::vector<ProcessInfo> Link::list_processes() {
-  const auto sink = std::make_shared<ListSink>();
-  const std::uint32_t stream = open(sink);
-  std::string body;
-  try {
-    send_frame(FrameType::list, stream);
-    body = sink->await();
-  } catch (const Error&) {
-    forget(stream);
-    throw;
+  const Opened opened{*this};
+  send_frame(FrameType::list, opened.stream);
+  const auto deadline = std::chrono::steady_clock::now() + kAnswerPatience;
+  std::string body;  // in as many frames as it needs
+  for (Frame frame; frame.type != FrameType::listing_end; body += frame.payload) {
+    if (!opened.mailbox->next(frame, deadline)) {
+      fail(ErrorCode::io, "the guest's agent does not list its processes");
+    }
   }
-  forget(stream);
   std::vector<ProcessInfo> out;
   for (std::size_t at = 0; body.size() - at >= 8;) {
     const std::size_t length = get_u32(body, at + 4);

@@ -39,10 +39,11 @@ struct Target {
   int port = kEnvdPort;
 };
 
-int parse_port(std::string_view text) {
-  int port = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  return error == std::errc() && end == text.data() + text.size() && port > 0 && port < 65536 ? port : -1;
+// 1 to 65535; -1 for anything else.
+int positive_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && number > 0 && number < 65536 ? number : -1;
 }
 
 Target target_of(const HttpRequest& request) {
@@ -50,13 +51,14 @@ Target target_of(const HttpRequest& request) {
   out.sandbox = header_of(request, "E2b-Sandbox-Id");
   const std::string port = header_of(request, "E2b-Sandbox-Port");
   if (!out.sandbox.empty()) {
-    if (!port.empty()) out.port = parse_port(port);
+    if (!port.empty()) out.port = positive_number(port);
     return out;
   }
   const std::string host(request[http::field::host]);
   const std::size_t dash = host.find('-'), dot = host.find('.');
-  if (dash != std::string::npos && dot != std::string::npos && dash < dot && parse_port(host.substr(0, dash)) > 0) {
-    out.port = parse_port(host.substr(0, dash));
+  if (dash != std::string::npos && dot != std::string::npos && dash < dot &&
+      positive_number(host.substr(0, dash)) > 0) {
+    out.port = positive_number(host.substr(0, dash));
     out.sandbox = host.substr(dash + 1, dot - dash - 1);
   }
   return out;
@@ -251,7 +253,7 @@ void Server::open_process(Work& work, const std::string& path) {
   const std::string ping = header_of(work.request, "Keepalive-Ping-Interval");
   if (const std::int64_t limit = parse_timeout(timeout); limit > 0)
     work.deadline = Clock::now() + std::chrono::milliseconds(limit);
-  if (const int seconds = parse_port(ping); seconds > 0) work.keepalive = std::chrono::seconds(seconds);
+  if (const int seconds = positive_number(ping); seconds > 0) work.keepalive = std::chrono::seconds(seconds);
   const Json message = open_envelope(work.request.body());
   const bool root = is_root_of(header_of(work.request, "Authorization"));
   work.started_here = path == "/process.Process/Start";

@@ -1,12 +1,12 @@
 #include "serve/e2b/text.hpp"
 
-#include <sys/random.h>
+#include <openssl/crypto.h>
 
-#include <array>
 #include <cstdio>
 #include <ctime>
 
-#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/random.hpp"
 
 namespace tidelock::serve::e2b {
 namespace {
@@ -125,18 +125,12 @@ std::optional<std::int64_t> parse_rfc3339(std::string_view text) {
 }
 
 bool same_secret(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-std::string random_hex(int bytes) {
-  std::array<unsigned char, 32> raw{};
-  if (getrandom(raw.data(), static_cast<std::size_t>(bytes), 0) != bytes) fail(ErrorCode::io, "no random bytes");
-  std::string out;
-  for (int i = 0; i < bytes; ++i) out += fmt::format("{:02x}", raw[static_cast<std::size_t>(i)]);
-  return out;
+std::string random_hex(std::size_t bytes) {
+  const std::string raw = random_bytes(bytes);
+  return to_hex(std::as_bytes(std::span(raw.data(), raw.size())));
 }
 
 }  // namespace tidelock::serve::e2b

@@ -28,6 +28,6 @@ std::optional<std::int64_t> parse_rfc3339(std::string_view text);
 bool same_secret(std::string_view a, std::string_view b);
 
 // `bytes` random bytes in hexadecimal. Throws Error{io}.
-std::string random_hex(int bytes);
+std::string random_hex(std::size_t bytes);
 
 }  // namespace tidelock::serve::e2b
