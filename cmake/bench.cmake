@@ -15,6 +15,10 @@ target_link_libraries(microvm_bench PRIVATE sandbox)
 add_executable(train_step ${CMAKE_SOURCE_DIR}/bench/train_step.cpp)
 target_link_libraries(train_step PRIVATE train)
 
+# state_disk: states on disk against the disk itself.
+add_executable(state_disk ${CMAKE_SOURCE_DIR}/bench/state_disk.cpp)
+target_link_libraries(state_disk PRIVATE state)
+
 # bench_kernels: every bench/bench_*.cpp that registers itself (bench/bench_registry.hpp), with oneDNN as the peer.
 find_library(DNNL_LIBRARY dnnl)
 find_package(OpenMP)

@@ -10,7 +10,7 @@ namespace tidelock::cli {
 namespace {
 
 struct ServeOptions {
-  std::string model, adapter, keys, state_memory;
+  std::string model, adapter, keys, state_memory, state_folder, state_disk = "10G";
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
   int threads = 0;
@@ -29,6 +29,8 @@ int run(ServeOptions& o) {
   o.serve.keys = o.keys;
   // Half of what is free once the model is loaded: the other half is for working memory, clients and the page cache.
   o.serve.state_bytes = o.state_memory.empty() ? available_memory() / 2 : parse_bytes(o.state_memory, "--state-memory");
+  o.serve.state_folder = o.state_folder;
+  o.serve.state_disk_bytes = parse_bytes(o.state_disk, "--state-disk");
   o.serve.patience = milliseconds(o.patience);
   o.serve.idle = milliseconds(o.idle);
   o.serve.listening = [&](std::uint16_t port) {
@@ -62,7 +64,10 @@ Action add_serve(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--state-memory", o->state_memory,
                  "of sequences' state, running and kept, e.g. 8G (default: half of the free memory)");
-  app.add_flag("!--no-prefix-reuse", o->serve.reuse, "compute every prompt from its first token");
+  auto* folder = app.add_option("--state-dir", o->state_folder,
+                                "folder for kept states that memory has no room for, and over restarts");
+  app.add_option("--state-disk", o->state_disk, "bytes that they may take there")->needs(folder)->capture_default_str();
+  app.add_flag("!--no-prefix-reuse", o->serve.reuse, "compute every prompt from its first token")->excludes(folder);
   app.add_option("--connections", o->serve.connections, "open at once; more get 503")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

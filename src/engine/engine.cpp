@@ -4,6 +4,8 @@
 #include <map>
 
 #include "base/base.hpp"
+#include "base/clock.hpp"
+#include "model/content_hash.hpp"
 
 namespace tidelock::engine {
 namespace {
@@ -20,7 +22,9 @@ struct Sequence {
   state::Digest lineage = {};
   std::vector<KeepPoint> keep = {};  // still ahead, ascending
   std::int64_t cached = 0;
-  bool waits = false;  // for room to start, or to start again after it was set back
+  bool waits = false;                                // for room to start, or to start again after it was set back
+  std::shared_ptr<state::StateLoad> load = nullptr;  // its state is on its way from disk
+  std::int64_t known = 0;                            // see state::KeptStates::Hit
 
   std::int64_t pending() const { return static_cast<std::int64_t>(tokens.size()) - state.position(); }
   bool runs() const { return status == Status::prefill || status == Status::decode; }
@@ -48,18 +52,35 @@ struct Engine::Impl {
   EngineOptions options;
   model::StateLayout layout;
   state::Pool pool;
-  state::PrefixCache cache;
+  state::KeptStates cache;
   std::map<SequenceId, Sequence> sequences;
   // Adapters by the hash of their values, for the lineage; computed once as long as the adapter lives.
   std::map<const model::Adapter*, std::pair<std::weak_ptr<const model::Adapter>, std::string>> adapter_hashes;
   SequenceId next_id = 1;
   std::vector<std::unique_ptr<Shard>> shards;
   Counters counters;
+  std::int64_t prefilled = 0;
+  double prefill_seconds = 0;
 
   Impl(const model::Model& m, Team& t, const EngineOptions& o)
-      : model(m), team(t), options(o), layout(m.config()), pool(layout, o.state_limit), cache(pool) {
+      : model(m), team(t), options(o), layout(m.config()), pool(layout, o.state_limit), cache(pool, disk_options()) {
     const bool sharded = m.weight_bytes() <= o.shard_weights_limit;
     for (int i = 0; i < (sharded ? t.threads() : 1); ++i) shards.push_back(std::make_unique<Shard>());
+  }
+
+  std::optional<state::DiskOptions> disk_options() const {
+    if (options.disk_folder.empty()) return std::nullopt;
+    if (!options.reuse) fail(ErrorCode::invalid_argument, "a folder for kept states needs states to be kept");
+    return state::DiskOptions{options.disk_folder, options.disk_limit, identity(), options.disk_io};
+  }
+
+  // What the bits of a state depend on beside its lineage: weights, contract, and how it lies in memory.
+  state::Digest identity() const {
+    const std::string weights = model::content_hash(model, team),
+                      form = fmt::format("{} {} {}", layout.block_bytes(), layout.recurrent_bytes(),
+                                         numerics::kBlockTokens);
+    const std::array<std::string_view, 3> parts{std::string_view(numerics::kContractName), weights, form};
+    return state::lineage(parts);
   }
 
   Sequence& at(SequenceId id) {
@@ -71,7 +92,7 @@ struct Engine::Impl {
   std::vector<StepPlanItem> plan() {
     std::vector<PlanInput> inputs;
     for (const auto& [id, s] : sequences)
-      if (s.runs() && s.pending() > 0 && !s.waits) inputs.push_back({id, s.next()});
+      if (s.runs() && s.pending() > 0 && !s.waits && !s.load) inputs.push_back({id, s.next()});
     return plan_step(inputs, options.step_tokens);
   }
 
@@ -90,17 +111,51 @@ struct Engine::Impl {
     return state::lineage(parts);
   }
 
-  // Starts a sequence's tokens from the deepest kept state.
+  // Starts a sequence's tokens from the deepest kept state, or begins to bring that up from disk.
   void start(Sequence& s) {
     s.waits = false;
     if (!options.reuse) return;
-    state::PrefixCache::Hit hit = cache.lookup(s.lineage, s.tokens);
-    s.state = std::move(hit.state);
-    s.keep = keep_points(s.state.position(), hit.known, static_cast<std::int64_t>(s.tokens.size()), interior());
+    state::KeptStates::Hit hit = cache.lookup(s.lineage, s.tokens);
+    s.known = hit.known;
+    s.load = std::move(hit.load);
+    if (!s.load) begin_at(s, std::move(hit.state));
+  }
+
+  void begin_at(Sequence& s, state::SequenceState state) {
+    s.state = std::move(state);
+    s.keep = keep_points(s.state.position(), s.known, static_cast<std::int64_t>(s.tokens.size()), interior());
     if (s.sampled != 0) return;
     s.cached = s.state.position();
     for (const SequenceId id : s.clones)
       if (sequences.contains(id)) at(id).cached = s.cached;
+  }
+
+  // Sequences whose state has come go on with it, and it is kept in memory, too; one that failed looks again.
+  void finish_loads() {
+    for (auto& [id, s] : sequences)
+      while (s.load && state::KeptStates::done(*s.load)) {
+        const auto load = std::move(s.load);
+        s.load = nullptr;
+        auto state = cache.finish(*load, static_cast<std::int64_t>(s.tokens.size()));
+        if (!state) {
+          start(s);
+          continue;
+        }
+        const auto done = std::span(s.tokens).first(static_cast<std::size_t>(state->position()));
+        if (make_room(layout.recurrent_bytes()))
+          cache.insert(s.lineage, done, state->fork(), state::Segment::protected_use);
+        begin_at(s, std::move(*state));
+      }
+  }
+
+  // Whether there was a load to wait for.
+  bool wait_for_load() {
+    for (auto& [id, s] : sequences) {
+      if (!s.load) continue;
+      cache.wait(*s.load);
+      return true;
+    }
+    return false;
   }
 
   // Between kept states inside a prompt: as many tokens as weigh 0.6 of a recurrent part (state/ spec, 1.4).
@@ -116,6 +171,18 @@ struct Engine::Impl {
     const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
     if (make_room(layout.recurrent_bytes())) cache.insert(s.lineage, done, s.state.fork(), s.keep.front().segment);
     s.keep.erase(s.keep.begin());
+  }
+
+  // How fast prompts are computed: of steps that were mostly prefill.
+  void count_time(std::span<const StepPlanItem> items, double seconds) {
+    std::int64_t tokens = 0;
+    for (const auto& item : items) tokens += item.tokens;
+    if (tokens < 4 * std::ssize(items)) return;
+    prefilled += tokens;
+    prefill_seconds += seconds;
+  }
+  double tokens_per_second() const {
+    return prefill_seconds > 0 ? static_cast<double>(prefilled) / prefill_seconds : 0;
   }
 
   // What one sequence takes at most: its blocks, another one where it leaves a shared one, and its recurrent part.
@@ -152,8 +219,10 @@ struct Engine::Impl {
   void start_waiting() {
     for (auto& [id, s] : sequences) {
       if (!s.runs() || !s.waits) continue;
-      const auto holders = static_cast<std::size_t>(std::count_if(
-          sequences.begin(), sequences.end(), [](const auto& entry) { return entry.second.state.position() > 0; }));
+      const auto holders =
+          static_cast<std::size_t>(std::count_if(sequences.begin(), sequences.end(), [](const auto& entry) {
+            return entry.second.state.position() > 0 || entry.second.load;
+          }));
       if (!make_room(bytes_of(static_cast<std::int64_t>(s.tokens.size())) + holders * layout.block_bytes())) return;
       start(s);
     }
@@ -166,7 +235,15 @@ struct Engine::Impl {
     });
     if (youngest == sequences.rend() || youngest->first == but) return false;
     Sequence& s = youngest->second;
-    if (s.state.position() > 0) ++counters.set_back;
+    if (s.load) {  // it holds memory until it has ended
+      cache.abandon(*s.load);
+      s.load = nullptr;
+    }
+    if (s.state.position() > 0) {
+      ++counters.set_back;
+      const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+      if (options.reuse) cache.set_aside(s.lineage, done, std::move(s.state), tokens_per_second());
+    }
     s.state.release();
     s.keep.clear();
     s.waits = s.runs();
@@ -182,9 +259,13 @@ struct Engine::Impl {
       auto items = plan();
       SequenceId oldest = 0;
       for (const auto& item : items) oldest = oldest == 0 ? item.sequence : std::min(oldest, item.sequence);
-      const bool stuck = items.empty() && std::any_of(sequences.begin(), sequences.end(), [](const auto& entry) {
-                           return entry.second.runs() && entry.second.waits;
-                         });
+      bool waiting = false, loading = false;
+      for (const auto& [id, s] : sequences) {
+        waiting = waiting || (s.runs() && s.waits);
+        loading = loading || s.load;
+      }
+      // Nothing runs, and nothing is on its way that will.
+      const bool stuck = items.empty() && waiting && !loading;
       if (!stuck && make_room(bytes_for(items))) return items;
       if (!set_back_youngest(oldest)) return items;
       if (stuck) start_waiting();
@@ -275,18 +356,6 @@ struct Engine::Impl {
 Engine::Engine(const model::Model& model, Team& team, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(model, team, options)) {}
 Engine::~Engine() = default;
-
-std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
-  constexpr std::int64_t kBlock = numerics::kBlockTokens;
-  std::map<std::int64_t, state::Segment> points;
-  for (std::int64_t p = interior; interior > 0 && p < prompt; p += interior) points[p] = state::Segment::probation;
-  points[(prompt - 1) / kBlock * kBlock] = state::Segment::protected_use;
-  points[known] = state::Segment::protected_use;
-  std::vector<KeepPoint> result;
-  for (const auto& [position, segment] : points)
-    if (position > from && position < prompt) result.push_back({position, segment});
-  return result;
-}
 
 std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                                     std::shared_ptr<const model::Adapter> adapter, const std::string& salt) {
@@ -389,6 +458,8 @@ void Engine::remove(SequenceId id, bool spoilt) {
     heir.status = Status::prefill;
     heir.keep = std::move(s.keep);
     heir.waits = s.waits;
+    heir.load = std::move(s.load);
+    heir.known = s.known;
   } else if (impl_->options.reuse && !spoilt && s.state.position() > 0) {
     const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
     impl_->cache.insert(s.lineage, done, std::move(s.state), state::Segment::protected_use);
@@ -398,9 +469,16 @@ void Engine::remove(SequenceId id, bool spoilt) {
 
 std::vector<Event> Engine::step() {
   Impl& impl = *impl_;
-  const auto plan = impl.plan_within_limit();
+  impl.cache.tend();
+  impl.finish_loads();
+  auto plan = impl.plan_within_limit();
   std::vector<Event> events;
+  while (plan.empty() && impl.wait_for_load()) {
+    impl.finish_loads();
+    plan = impl.plan_within_limit();
+  }
   if (plan.empty()) return events;
+  const auto start = std::chrono::steady_clock::now();
   for (const auto& item : plan)
     (item.tokens == 1 ? impl.counters.decode_tokens : impl.counters.prefill_tokens) += item.tokens;
   ++impl.counters.steps;
@@ -412,6 +490,7 @@ std::vector<Event> Engine::step() {
       impl.run(*impl.shards[static_cast<std::size_t>(i)], solo_team());
     });
   }
+  impl.count_time(plan, seconds_since(start));
   if (impl.options.reuse)
     for (const auto& item : plan) impl.keep_state(impl.at(item.sequence));
   for (const auto& shard : impl.shards) impl.collect(*shard, events);
@@ -439,10 +518,18 @@ std::size_t Engine::state_bytes_used() const {
   return impl_->pool.used_bytes();
 }
 void Engine::forget() {
-  impl_->cache.clear();
+  impl_->cache.forget();
 }
-const Engine::Counters& Engine::counters() const {
-  return impl_->counters;
+Engine::Counters Engine::counters() const {
+  Counters now = impl_->counters;
+  now.written_out = impl_->cache.written_out();
+  return now;
+}
+state::DiskCounters Engine::disk_counters() const {
+  return impl_->cache.disk_counters();
+}
+void Engine::write_back() {
+  impl_->cache.write_back();
 }
 std::size_t Engine::state_bytes() const {
   return impl_->pool.allocated_bytes();

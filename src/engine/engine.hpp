@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,7 +15,7 @@
 
 #include "base/team.hpp"
 #include "model/forward.hpp"
-#include "state/prefix_cache.hpp"
+#include "state/kept_states.hpp"
 
 namespace tidelock::engine {
 
@@ -88,10 +90,15 @@ struct EngineOptions {
   // sequence that came last is set back: it computes its tokens again when there is room.
   std::size_t state_limit = state::Pool::kNoLimit;
   bool reuse = false;  // keep states of what was computed, for sequences that start alike
+  // A folder for kept states that memory has no room for (needs reuse), and the bytes that it may take.
+  std::filesystem::path disk_folder = {};  // empty: none
+  std::uint64_t disk_limit = 0;
+  std::function<std::unique_ptr<state::DiskIo>()> disk_io = {};  // see state::DiskOptions
 };
 
 class Engine {
  public:
+  // Throws Error when options.disk_folder cannot be used (state/segment_store.hpp).
   Engine(const model::Model& model, Team& team, const EngineOptions& options = {});
   ~Engine();
 
@@ -124,13 +131,16 @@ class Engine {
 
   struct Counters {
     std::int64_t prefill_tokens = 0, decode_tokens = 0, steps = 0;
-    std::int64_t set_back = 0;  // times that a sequence lost its state to state_limit
+    std::int64_t set_back = 0;     // times that a sequence lost its state to state_limit
+    std::int64_t written_out = 0;  // of these, states that were written to disk rather than dropped
   };
-  const Counters& counters() const;
+  Counters counters() const;
   state::PrefixCacheCounters reuse_counters() const;
   std::size_t state_bytes() const;       // allocated
   std::size_t state_bytes_used() const;  // live and kept
-  void forget();                         // every kept state
+  state::DiskCounters disk_counters() const;
+  void forget();      // every kept state
+  void write_back();  // kept states to disk, where there is one; waits. For an orderly end
 
  private:
   struct Impl;

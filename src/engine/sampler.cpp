@@ -86,20 +86,4 @@ std::vector<TokenLogprob> top_logprobs(const float* logits, std::int64_t vocab, 
   return top;
 }
 
-std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget) {
-  std::vector<StepPlanItem> plan;
-  std::int64_t left = std::max<std::int64_t>(token_budget, 1);
-  for (const PlanInput& s : sequences)
-    if (s.pending == 1 && left > 0) {
-      plan.push_back({s.sequence, 1});
-      --left;
-    }
-  for (const PlanInput& s : sequences)
-    if (s.pending > 1 && left > 0) {
-      plan.push_back({s.sequence, std::min(s.pending, left)});
-      left -= plan.back().tokens;
-    }
-  return plan;
-}
-
 }  // namespace tidelock::engine

@@ -24,7 +24,11 @@ EngineLoop::EngineLoop(const model::Model& model, Team& team, std::shared_ptr<co
                        const EngineLoopOptions& options)
     : adapter_(std::move(adapter)),
       options_(options),
-      engine_(model, team, {.state_limit = options.state_limit, .reuse = options.reuse}),
+      engine_(model, team,
+              {.state_limit = options.state_limit,
+               .reuse = options.reuse,
+               .disk_folder = options.disk_folder,
+               .disk_limit = options.disk_limit}),
       thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {
@@ -95,9 +99,11 @@ void EngineLoop::run() {
       counters_.state_bytes_used = static_cast<std::int64_t>(engine_.state_bytes_used());
       counters_.steps = engine_.counters().steps;
       counters_.set_back = engine_.counters().set_back;
+      counters_.written_out = engine_.counters().written_out;
       counters_.reuse = engine_.reuse_counters();
+      counters_.disk = engine_.disk_counters();
       changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || !waiting_.empty() || !running_.empty(); });
-      if (stop_) return;
+      if (stop_) break;
       cancels = std::exchange(cancels_, {});
     }
     apply_cancels(cancels);
@@ -110,6 +116,19 @@ void EngineLoop::run() {
       fail_all(error.what());
     }
   }
+  wind_up();
+}
+
+// What the requests that end here have computed is kept, too: their clients will ask again.
+void EngineLoop::wind_up() {
+  if (options_.disk_folder.empty()) return;
+  const std::int64_t before = engine_.disk_counters().stored_bytes;
+  while (!running_.empty()) drop(running_.begin()->first);
+  engine_.write_back();
+  const state::DiskCounters disk = engine_.disk_counters();
+  spdlog::info("{}: {} states, {} in all, of which {} were written now", options_.disk_folder.string(),
+               disk.checkpoints, bytes_text(static_cast<std::size_t>(disk.used_bytes)),
+               bytes_text(static_cast<std::size_t>(disk.stored_bytes - before)));
 }
 
 // In order: a request that does not fit yet keeps those behind it waiting, so that none starves.

@@ -56,14 +56,17 @@ struct EngineLoopOptions {
   std::size_t waiting = 256;  // requests that wait for their turn, in the order in which they came
   std::size_t state_limit = state::Pool::kNoLimit;  // see engine::EngineOptions
   bool reuse = true;                                // likewise
+  std::filesystem::path disk_folder = {};           // likewise
+  std::uint64_t disk_limit = 0;
 };
 
 // What the loop counts; read by any thread.
 struct EngineLoopCounters {
   std::int64_t running = 0, waiting = 0;  // sequences, requests; now
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0;
-  std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0;
+  std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
   state::PrefixCacheCounters reuse;
+  state::DiskCounters disk;
 };
 
 class EngineLoop {
@@ -73,6 +76,7 @@ class EngineLoop {
              const EngineLoopOptions& options);
   ~EngineLoop();  // stops
   // Ends the thread between two steps and lets go of every request; what is submitted or cancelled later is ignored.
+  // Kept states are written to disk, where there is one.
   void stop();
 
   // Takes the request into the queue. Throws Error{exhausted} when the queue is full, Error{invalid_argument} for a
@@ -97,6 +101,7 @@ class EngineLoop {
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
+  void wind_up();
   void fail_all(const std::string& why);
 
   const std::shared_ptr<const model::Adapter> adapter_;

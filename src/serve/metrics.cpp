@@ -44,6 +44,31 @@ void ServerMetrics::write(std::string& out, const char* name, const char* help, 
   out += fmt::format("{0}_sum {1}\n{0}_count {2}\n", name, histogram.sum, total);
 }
 
+namespace {
+
+template <typename One>
+void write_disk(const One& one, const EngineLoopCounters& engine) {
+  const state::DiskCounters& disk = engine.disk;
+  one("tidelock_disk_states", "gauge", "States on disk.", disk.checkpoints);
+  one("tidelock_disk_used_bytes", "gauge", "What they take there.", disk.used_bytes);
+  one("tidelock_disk_found_states", "gauge", "Of them, states that were there at the start.", disk.found);
+  one("tidelock_disk_cut_bytes_total", "counter", "Torn or unreadable bytes passed over at the start.", disk.cut_bytes);
+  one("tidelock_disk_stored_total", "counter", "States written to disk.", disk.stored);
+  one("tidelock_disk_stored_bytes_total", "counter", "Bytes written to disk.", disk.stored_bytes);
+  one("tidelock_disk_store_failures_total", "counter", "States that could not be written.", disk.store_failures);
+  one("tidelock_disk_loads_total", "counter", "States brought up from disk.", disk.loads);
+  one("tidelock_disk_loaded_tokens_total", "counter", "Tokens that they stand for.", disk.loaded_tokens);
+  one("tidelock_disk_loaded_bytes_total", "counter", "Bytes read from disk and verified.", disk.loaded_bytes);
+  one("tidelock_disk_loads_missing_total", "counter", "Loads of a state that had gone.", disk.loads_missing);
+  one("tidelock_disk_loads_corrupt_total", "counter", "Loads whose checksums failed.", disk.loads_corrupt);
+  one("tidelock_disk_loads_failed_total", "counter", "Loads that the system could not read.", disk.loads_failed);
+  one("tidelock_disk_evicted_total", "counter", "States that had to leave the disk.", disk.evicted);
+  one("tidelock_sequences_written_out_total", "counter", "Sequences set back whose state went to disk.",
+      engine.written_out);
+}
+
+}  // namespace
+
 std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
   const std::lock_guard lock(mutex_);
   std::string out;
@@ -68,6 +93,7 @@ std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
   one("tidelock_kept_blocks", "gauge", "Blocks of 64 tokens that lead to them.", engine.reuse.blocks);
   one("tidelock_states_kept_total", "counter", "States that were kept.", engine.reuse.inserted);
   one("tidelock_states_evicted_total", "counter", "Kept states that had to go.", engine.reuse.evicted);
+  write_disk(one, engine);
   one("tidelock_connections", "gauge", "Open connections.", connections_);
   one("tidelock_prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", engine.prompt_tokens);
   one("tidelock_generated_tokens_total", "counter", "Sampled tokens.", engine.sampled_tokens);

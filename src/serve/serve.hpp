@@ -33,6 +33,8 @@ struct ServeOptions : HttpOptions {
   std::size_t queue = 256;                          // requests that may wait; more are turned away (429)
   std::size_t state_bytes = state::Pool::kNoLimit;  // limit on the memory of sequences' state, running and kept
   bool reuse = true;                                // keep states of prompts and answers for those that start alike
+  std::filesystem::path state_folder;               // on disk, for kept states; empty: none
+  std::uint64_t state_disk_bytes = 0;               // that they may take there
 };
 
 // Serves until SIGINT or SIGTERM, then ends open answers and returns. Throws Error{invalid_argument} for options that

@@ -7,26 +7,19 @@
 // tokens, since the last one has to run for its logits. States of one chain share their blocks.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <list>
-#include <map>
+#include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "state/chain_index.hpp"
 #include "state/eviction.hpp"
 #include "state/state.hpp"
 
 namespace tidelock::state {
-
-using Digest = std::array<std::byte, 32>;
-struct DigestHash {
-  std::size_t operator()(const Digest& digest) const;
-};
 
 struct PrefixCacheCounters {
   std::int64_t lookups = 0, hits = 0;
@@ -51,44 +44,57 @@ class PrefixCache {
                              // lies beyond the state, a checkpoint would have helped (a junction)
   };
   Hit lookup(const Digest& lineage, std::span<const std::int32_t> prompt);
+  // Tokens that lookup() would find, and the blocks that lead there or further. Changes nothing.
+  struct Reach {
+    std::int64_t position = 0;
+    std::vector<std::byte*> blocks;  // of whole blocks, in order; null where the model has none
+  };
+  Reach reach(const Digest& lineage, std::span<const std::int32_t> prompt);
   // Keeps a state after `tokens`, all of which it has computed (state.position() of them). One that is there already is
-  // only used again.
-  void insert(const Digest& lineage, std::span<const std::int32_t> tokens, SequenceState state, Segment segment);
-  // Lets go of the state that is worth least, and of the blocks that no other leads through. False when empty.
+  // only used again: then, and for no tokens, nothing is returned.
+  std::optional<CheckpointId> insert(const Digest& lineage, std::span<const std::int32_t> tokens, SequenceState state,
+                                     Segment segment);
+  // Lets go of the state that is worth least, and of the blocks that no other leads through. False when there is none,
+  // or all are held.
   bool evict();
   void clear();
+
+  // For copies below. What a kept state is, root first; the state stays as it is for as long as it is held by anybody.
+  struct View {
+    std::vector<Digest> chain;  // of the lineage, then of every whole block
+    std::vector<std::int32_t> tail;
+    Segment segment;
+    std::shared_ptr<const SequenceState> state;
+  };
+  View view(CheckpointId id) const;
+  std::optional<CheckpointId> find(const Digest& node, std::span<const std::int32_t> tail) const {
+    return index_.find(node, tail);
+  }
+  // Which of them have copies, and which are being written: see there.
+  EvictionOrder& order() { return order_; }
 
   PrefixCacheCounters counters() const;
   // Every count agrees with what is there; throws Error{internal} naming what does not. For tests.
   void check() const;
 
  private:
-  struct Node {  // one block of tokens in a chain; of a lineage itself, none
-    Node* parent = nullptr;
-    Digest digest{};
-    std::byte* block = nullptr;  // of the states below, which hold it
-    std::int64_t below = 0;      // checkpoints here and further down
-    std::vector<EvictionOrder::Id> here;
+  using Index = ChainIndex<std::byte*>;  // the blocks belong to the states behind them
+  struct Found {
+    Index::Path path;
+    std::optional<Index::Best> best;
+    std::int64_t known = 0, position = 0;
+    bool by_blocks = false;  // there is no recurrent part: every block's end is a place to go on from
   };
-  struct Checkpoint {
-    Node* node;
-    std::vector<std::int32_t> tail;  // tokens behind the last whole block
-    SequenceState state;
-  };
-  Node& node_at(const Digest& digest, Node* parent);
-  std::vector<Node*> walk(const Digest& lineage, std::span<const std::int32_t> tokens);
-  SequenceState from_blocks(const std::vector<Node*>& path);
-  void erase(EvictionOrder::Id id);
+  Found look(const Digest& lineage, std::span<const std::int32_t> prompt);
+  SequenceState from_blocks(const Index::Path& path);
+  void erase(CheckpointId id);
 
   Pool& pool_;
   EvictionOrder order_;
-  std::unordered_map<Digest, Node, DigestHash> nodes_;
-  std::unordered_map<EvictionOrder::Id, Checkpoint> checkpoints_;
-  EvictionOrder::Id next_id_ = 1;
+  Index index_;
+  std::unordered_map<CheckpointId, std::shared_ptr<SequenceState>> states_;
+  CheckpointId next_id_ = 1;
   PrefixCacheCounters counters_;  // but what is now
 };
-
-// The lineage of states: everything beside the tokens that their bits, or the right to use them, depend on.
-Digest lineage(std::span<const std::string_view> parts);
 
 }  // namespace tidelock::state

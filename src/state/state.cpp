@@ -53,8 +53,12 @@ std::byte* Pool::take_slot() {
   return slot;
 }
 
+std::byte* Pool::take_raw_slot() {
+  return take(free_slots_, layout_.recurrent_bytes());
+}
+
 std::byte* Pool::copy_slot(const std::byte* slot) {
-  std::byte* copy = take(free_slots_, layout_.recurrent_bytes());
+  std::byte* copy = take_raw_slot();
   std::memcpy(copy, slot, layout_.recurrent_bytes());
   return copy;
 }
@@ -153,6 +157,20 @@ void SequenceState::release() {
   blocks_.clear();
   if (slot_ != nullptr) pool_->give_slot(std::exchange(slot_, nullptr));
   position_ = 0;
+}
+
+void SequenceState::trim() {
+  const auto used = static_cast<std::size_t>(model::StateLayout::blocks_for(position_));
+  while (blocks_.size() > used) {
+    pool_->give_block(blocks_.back());
+    blocks_.pop_back();
+  }
+}
+
+void SequenceState::replace_block(std::size_t i, std::byte* block) {
+  if (blocks_[i] == block) return;
+  pool_->share_block(block);
+  pool_->give_block(std::exchange(blocks_[i], block));
 }
 
 std::size_t SequenceState::bytes_to_extend(std::int64_t tokens) const {

@@ -10,7 +10,9 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model/state_layout.hpp"
@@ -31,8 +33,9 @@ class Pool {
 
   const model::StateLayout& layout() const { return layout_; }
   std::size_t limit() const { return limit_; }
-  std::byte* take_block();  // content undefined; one reference
-  std::byte* take_slot();   // zeroed: the empty sequence
+  std::byte* take_block();     // content undefined; one reference
+  std::byte* take_slot();      // zeroed: the empty sequence
+  std::byte* take_raw_slot();  // content undefined
   std::byte* copy_slot(const std::byte* slot);
   void share_block(std::byte* block);  // one reference more
   void give_block(std::byte* block);   // one less; the last one frees it
@@ -58,6 +61,9 @@ class Pool {
 class SequenceState {
  public:
   explicit SequenceState(Pool& pool) : pool_(&pool) {}  // takes no memory before extend()
+  // Of memory that the caller took from the pool: one reference of each block, and a slot or null.
+  SequenceState(Pool& pool, std::vector<std::byte*> blocks, std::byte* slot, std::int64_t position)
+      : pool_(&pool), blocks_(std::move(blocks)), slot_(slot), position_(position) {}
   ~SequenceState();
   SequenceState(const SequenceState&) = delete;
   SequenceState& operator=(const SequenceState&) = delete;
@@ -77,14 +83,19 @@ class SequenceState {
   // Back to the empty sequence, without memory.
   void release();
 
+  std::span<std::byte* const> blocks() const { return blocks_; }
+  std::byte* slot() const { return slot_; }  // null: none
+  // Gives back blocks beyond the position, which a pass took for itself.
+  void trim();
+  // `block` stands in for the i-th, which holds the same: shared from now on.
+  void replace_block(std::size_t i, std::byte* block);
+
   // Bytes that extend(tokens) takes from the pool, at most.
   std::size_t bytes_to_extend(std::int64_t tokens) const;
   // Bytes of this sequence alone, as if it shared nothing.
   std::size_t bytes() const;
 
  private:
-  friend class PrefixCache;
-
   Pool* pool_;
   std::vector<std::byte*> blocks_;
   std::byte* slot_ = nullptr;

@@ -418,6 +418,72 @@ class Reuse(ServeCase):
         self.refused("serve", NANO, "--port", "0", "--state-memory", "10K", says=["holds no sequence"])
         self.refused("serve", NANO, "--port", "0", "--state-memory", "much", says=["--state-memory"])
 
+    def states(self, text=None):
+        folder = pathlib.Path(self.folder) / "states"
+        if text is not None:
+            folder.write_text(text)
+        return str(folder)
+
+    def test_states_outlive_the_server(self):
+        folder = self.states()
+        cold, warm = self.serve("--no-prefix-reuse"), self.serve("--state-dir", folder, "--state-disk", "200M")
+        prompt, known = list(self.PROMPT), 0
+        for life in range(4):
+            cached, answer = self.cached(warm, prompt)
+            nothing, expected = self.cached(cold, prompt)
+            self.assertEqual((cached, nothing, answer), (known, 0, expected), life)
+            if life:
+                self.assertEqual(warm.metric("tidelock_disk_loads_total"), 1)
+                self.assertGreater(warm.metric("tidelock_disk_found_states"), 0)
+            prompt += [*answer, *self.PROMPT[:5]]
+            known = len(prompt) - 1 - 5
+            warm.close()
+            warm = self.serve("--state-dir", folder, "--state-disk", "200M")
+        # Another server cannot have the folder, and this one goes on after a kill with what was written before it.
+        self.refused("serve", NANO, "--port", "0", "--state-dir", folder, says=["is in use by process"])
+        self.assertEqual(self.cached(warm, prompt)[0], known)
+        warm.process.kill()
+        warm.process.wait()
+        warm.process.stdout.close()
+        warm.process.stderr.close()
+        again = self.serve("--state-dir", folder)
+        self.assertEqual(self.cached(again, prompt)[0], known)
+
+    def test_spoilt_states_are_misses(self):
+        folder = self.states()
+        first = self.serve("--state-dir", folder)
+        expected = self.cached(first, self.PROMPT)[1]
+        first.close()
+        for segment in pathlib.Path(folder).glob("segment-*"):
+            content = bytearray(segment.read_bytes())
+            for at in range(1000, len(content), 4096):
+                content[at] ^= 4
+            segment.write_bytes(content)
+        again = self.serve("--state-dir", folder)
+        self.assertEqual(self.cached(again, self.PROMPT), (0, expected))
+        self.assertGreater(again.metric("tidelock_disk_loads_corrupt_total"), 0)
+        self.assertEqual(self.cached(again, self.PROMPT), (256, expected))
+
+    def test_little_memory_goes_on_from_disk(self):
+        wide = self.serve("--no-prefix-reuse")
+        tight = self.serve("--state-memory", "4M", "--state-dir", self.states(), "--state-disk", "100M")
+        prompts = [[(i * 31 + j * 7) % 400 + 7 for j in range(300)] for i in range(12)]
+        expected = [self.cached(wide, prompt)[1] for prompt in prompts]
+        for turn in range(3):
+            for prompt, answer in zip(prompts, expected):
+                cached, tokens = self.cached(tight, prompt)
+                self.assertEqual(tokens, answer)
+                self.assertIn(cached, (0, 256))
+        self.assertGreater(tight.metric("tidelock_disk_loads_total"), 8)
+        self.assertLessEqual(tight.metric("tidelock_state_bytes"), 4 << 20)
+
+    def test_a_folder_for_states_must_be_its_own(self):
+        self.refused("serve", NANO, "--port", "0", "--state-dir", self.states("text"), code=1, says=["cannot make the folder"])
+        self.write("thesis", "mine")
+        self.refused("serve", NANO, "--port", "0", "--state-dir", self.folder, says=["is none of ours", "empty"])
+        self.refused("serve", NANO, "--port", "0", "--state-disk", "1G", says=["--state-dir"])
+        self.refused("serve", NANO, "--port", "0", "--state-dir", "x", "--no-prefix-reuse", says=["--state-dir"])
+
 
 class Clients(ServeCase):
     """The official clients at the versions of tests/clients, from build/clients (tools/clients.sh)."""

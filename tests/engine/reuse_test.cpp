@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "engine/engine.hpp"
-#include "engine/support.hpp"
+#include "engine/reuse_fixture.hpp"
 #include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
 
@@ -14,35 +14,6 @@ namespace reuse_test {
 
 using namespace model::testing;
 using namespace testing;
-using Adapter = std::shared_ptr<const model::Adapter>;
-
-class Reuse : public ::testing::TestWithParam<Variant> {
- protected:
-  std::unique_ptr<model::Model> model = make_small_model(small_config(GetParam()), 7, false);
-  const EngineOptions reusing{.step_tokens = 50, .reuse = true};
-
-  Sampled run(Engine& engine, const Tokens& prompt, const SamplingParams& p, const Adapter& adapter = nullptr,
-              const std::string& salt = {}) {
-    const SequenceId id = engine.add(prompt, std::span(&p, 1), adapter, salt).front();
-    cached = engine.cached_tokens(id);
-    Sampled sampled = drain(engine)[id];
-    engine.remove(id);
-    return sampled;
-  }
-  Sampled cold(const Tokens& prompt, const SamplingParams& p, const Adapter& adapter = nullptr) {
-    Engine engine(*model, solo_team());
-    const SequenceId id = engine.add(prompt, std::span(&p, 1), adapter).front();
-    return drain(engine)[id];
-  }
-  std::size_t bytes_for(std::int64_t tokens, std::int64_t sequences) const {
-    const model::StateLayout layout(model->config());
-    return static_cast<std::size_t>(sequences) *
-           ((static_cast<std::size_t>(model::StateLayout::blocks_for(tokens)) + 1) * layout.block_bytes() +
-            layout.recurrent_bytes());
-  }
-
-  std::int64_t cached = 0;  // of the last run
-};
 INSTANTIATE_TEST_SUITE_P(Family, Reuse,
                          ::testing::Values(Variant{Family::linear, Format::bf16}, Variant{Family::k3, Format::f32},
                                            Variant{Family::k31, Format::bf16}),

@@ -9,66 +9,20 @@
 #include "base/base.hpp"
 #include "model/expect_refused.hpp"
 #include "model/small_model.hpp"
+#include "state/marked_states.hpp"
 
 namespace tidelock::state {
 namespace prefix_cache_test {
 
+using namespace testing;
 using namespace model::testing;
-using Tokens = std::vector<std::int32_t>;
 
-Digest lineage_of(std::uint64_t tenant) {
-  const std::string text = std::to_string(tenant);
-  const std::array<std::string_view, 1> parts{text};
-  return lineage(parts);
-}
-
-std::uint64_t hash_of(std::uint64_t tenant, std::span<const std::int32_t> tokens) {
-  std::uint64_t hash = tenant * 0x9E3779B97F4A7C15ULL + 1;
-  for (const std::int32_t t : tokens) hash = (hash ^ static_cast<std::uint64_t>(t)) * 0x100000001B3ULL;
-  return hash;
-}
-
-enum class Kind : std::uint8_t { hybrid, attention_only, recurrent_only };
-
-class Prefixes : public ::testing::TestWithParam<Kind> {
+class Prefixes : public ::testing::TestWithParam<Kind>, protected MarkedStates {
  protected:
-  static model::Config config() {
-    model::Config c = small_config({Family::linear, Format::f32});
-    if (GetParam() != Kind::hybrid)
-      c.layers.assign(c.layers.size(),
-                      GetParam() == Kind::attention_only ? model::LayerKind::mla : model::LayerKind::kda);
-    return c;
-  }
-  const model::StateLayout layout{config()};
-  const bool recurrent = layout.recurrent_bytes() != 0, blocks = layout.block_bytes() != 0;
-
-  // Every token leaves a mark in its block, the last one in the slot, as a pass over a model would.
-  void feed(SequenceState& s, std::uint64_t tenant, std::span<const std::int32_t> tokens) const {
-    const std::int64_t from = s.position(), to = static_cast<std::int64_t>(tokens.size());
-    const model::SequenceView view = s.extend(to - from);
-    for (std::int64_t i = from; i < to; ++i) {
-      const std::uint64_t mark = hash_of(tenant, tokens.first(static_cast<std::size_t>(i) + 1));
-      if (blocks) std::memcpy(view.blocks[i / 64] + i % 64 * 8, &mark, 8);
-      if (recurrent) std::memcpy(view.recurrent, &mark, 8);
-    }
-    s.advance(to - from);
-  }
-  bool holds(SequenceState& s, std::uint64_t tenant, std::span<const std::int32_t> tokens) const {
-    const model::SequenceView view = s.extend(0);
-    for (std::int64_t i = 0; i < s.position(); ++i) {
-      const std::uint64_t mark = hash_of(tenant, tokens.first(static_cast<std::size_t>(i) + 1));
-      if (blocks && std::memcmp(view.blocks[i / 64] + i % 64 * 8, &mark, 8) != 0) return false;
-      if (recurrent && i + 1 == s.position() && std::memcmp(view.recurrent, &mark, 8) != 0) return false;
-    }
-    return true;
-  }
+  Prefixes() : MarkedStates(GetParam()) {}
 };
-std::string name_of(const ::testing::TestParamInfo<Kind>& test) {
-  const char* names[] = {"hybrid", "attention_only", "recurrent_only"};
-  return names[static_cast<int>(test.param)];
-}
 INSTANTIATE_TEST_SUITE_P(Models, Prefixes, ::testing::Values(Kind::hybrid, Kind::attention_only, Kind::recurrent_only),
-                         name_of);
+                         [](const auto& test) { return name_of(test.param); });
 
 // All kept prefixes in a list, the next to go in front; probation is not bounded here (the pool has no limit).
 struct Kept {
@@ -137,16 +91,6 @@ struct Reference {
     return (chains.size() + tails) * layout.block_bytes() + count * layout.recurrent_bytes();
   }
 };
-
-Tokens some_tokens(Random& random) {  // of few kinds, so that many start alike and part at any place
-  Tokens tokens;
-  const std::size_t parts = random.below(5);
-  for (std::size_t i = 0; i <= parts; ++i) {
-    const Tokens part = random_tokens(1 + random.below(90), random.below(3));
-    tokens.insert(tokens.end(), part.begin(), part.end());
-  }
-  return tokens;
-}
 
 TEST_P(Prefixes, AgreeWithAListOfAllKeptOnes) {
   std::int64_t hits = 0;

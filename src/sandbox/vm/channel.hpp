@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.hpp"
 #include "sandbox/sandbox.hpp"
 #include "sandbox/vm/frame.hpp"
 #include "sandbox/wire.hpp"

@@ -1,5 +1,6 @@
 #include "serve/e2b/text.hpp"
 
+#include <fmt/format.h>
 #include <openssl/crypto.h>
 
 #include <cstdio>
