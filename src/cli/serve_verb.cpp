@@ -59,6 +59,11 @@ Action add_serve(CLI::App& app) {
   app.add_option("--sequences", o->serve.sequences, "sequences that run at once")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  app.add_option(
+         "--step-time", o->serve.step_seconds,
+         "seconds that a step with prompts in it takes, about; more is faster for long prompts, less for the others")
+      ->check(CLI::Range(0.001, 60.0))
+      ->capture_default_str();
   app.add_option("--queue", o->serve.queue, "requests that may wait; more get 429")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

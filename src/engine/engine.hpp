@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/team.hpp"
+#include "engine/schedule.hpp"
 #include "model/forward.hpp"
 #include "state/kept_states.hpp"
 
@@ -34,8 +35,6 @@ void check(const SamplingParams& params);
 // The next token. `counter` numbers the draws of one sequence: the same (logits, params, counter) gives the same token.
 // The set is cut by top_k, then by top_p, on probabilities after temperature; ties by lower id.
 std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter);
-
-using SequenceId = std::int64_t;
 
 enum class Status {
   prefill,
@@ -59,30 +58,10 @@ struct Event {  // one sampled token
   std::vector<TokenLogprob> top;  // SamplingParams::top_logprobs of them
 };
 
-struct StepPlanItem {
-  SequenceId sequence;
-  std::int64_t tokens;
-};
-struct PlanInput {
-  SequenceId sequence;
-  std::int64_t pending;  // tokens known but not in the state yet; 1 when decoding
-};
-// Which tokens the next step runs: every decoding sequence first, then prefill in the given order, in all at most
-// `token_budget` tokens (at least one item when there is work). A pure function.
-std::vector<StepPlanItem> plan_step(std::span<const PlanInput> sequences, std::int64_t token_budget);
-
-// Where in a prompt of `prompt` tokens, of which `from` are computed already, a state is worth keeping for others:
-// `known` (see PrefixCache::Hit), the last whole block before its end - what follows the prompt's end often differs
-// from what a later prompt has there -, and every `interior` tokens on the way (0: none). Ascending, each in (from,
-// prompt). A pure function.
-struct KeepPoint {
-  std::int64_t position;
-  state::Segment segment;
-};
-std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior);
-
 struct EngineOptions {
   std::int64_t step_tokens = 2048;  // most tokens of one step
+  // What a step of prefill is to take at most; prompts that come wait for the step that runs. 0: no bound.
+  double step_seconds = 0;
   // Models whose weights are at most this many bytes are run by sharding sequences over threads, each with its own
   // pass; larger ones run one pass whose products are split. Bits are the same.
   std::size_t shard_weights_limit = 64ULL << 20;
@@ -103,11 +82,15 @@ class Engine {
   ~Engine();
 
   // Starts one sequence per element of `params`, all from the same prompt, which is computed once. The adapter is
-  // shared. States are reused among sequences of the same adapter and `salt` only. Throws Error{invalid_argument} for
-  // an empty prompt, bad tokens, an adapter that was made for another model, and sequences whose state could never fit
-  // below state_limit.
+  // shared. Prompts with lower `priority` are computed first, within their class (schedule.hpp). States are reused
+  // among sequences of the same adapter and `salt` only. Throws Error{invalid_argument} for an empty prompt, bad
+  // tokens, an adapter that was made for another model, and sequences whose state could never fit below state_limit.
   std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
-                              std::shared_ptr<const model::Adapter> adapter = nullptr, const std::string& salt = {});
+                              std::shared_ptr<const model::Adapter> adapter = nullptr, const std::string& salt = {},
+                              int priority = 0);
+  // Tokens of this prompt that a sequence added now would have to compute.
+  std::int64_t uncached_tokens(std::span<const std::int32_t> prompt,
+                               const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt);
   // The last of these, asked beforehand; from any thread, as longest_sequence(): how many tokens fit, at most the
   // model's context.
   std::int64_t longest_sequence() const;

@@ -7,8 +7,12 @@
 namespace tidelock::serve {
 
 Generation::Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices,
-                       std::function<void()> wake, std::string salt)
-    : prompt_(std::move(prompt)), params_(std::move(choices)), wake_(std::move(wake)), salt_(std::move(salt)) {}
+                       std::function<void()> wake, std::string salt, int priority)
+    : prompt_(std::move(prompt)),
+      params_(std::move(choices)),
+      wake_(std::move(wake)),
+      salt_(std::move(salt)),
+      priority_(priority) {}
 
 std::vector<SampledToken> Generation::take() {
   const std::lock_guard lock(mutex_);
@@ -25,7 +29,8 @@ EngineLoop::EngineLoop(const model::Model& model, Team& team, std::shared_ptr<co
     : adapter_(std::move(adapter)),
       options_(options),
       engine_(model, team,
-              {.state_limit = options.state_limit,
+              {.step_seconds = options.step_seconds,
+               .state_limit = options.state_limit,
                .reuse = options.reuse,
                .disk_folder = options.disk_folder,
                .disk_limit = options.disk_limit}),
@@ -39,12 +44,14 @@ void EngineLoop::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
-    waiting_.clear();
+    arrived_.clear();
     cancels_.clear();
   }
   changed_.notify_one();
   if (thread_.joinable()) thread_.join();
   running_.clear();
+  queue_.clear();
+  queued_.clear();
 }
 
 void EngineLoop::submit(const std::shared_ptr<Generation>& generation) {
@@ -52,9 +59,10 @@ void EngineLoop::submit(const std::shared_ptr<Generation>& generation) {
   {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
-    if (waiting_.size() >= options_.waiting)
-      throw Error(ErrorCode::exhausted, fmt::format("{} requests wait already", waiting_.size()), "try again later");
-    waiting_.push_back(generation);
+    if (waiting_ >= options_.waiting)
+      throw Error(ErrorCode::exhausted, fmt::format("{} requests wait already", waiting_), "try again later");
+    arrived_.push_back(generation);
+    ++waiting_;
   }
   changed_.notify_one();
 }
@@ -63,7 +71,8 @@ void EngineLoop::cancel(const std::shared_ptr<Generation>& generation) {
   {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
-    if (std::erase(waiting_, generation) > 0) {
+    if (std::erase(arrived_, generation) > 0) {
+      --waiting_;
       ++counters_.cancelled;
       return;
     }
@@ -84,7 +93,7 @@ void EngineLoop::cancel(const std::shared_ptr<Generation>& generation, std::size
 EngineLoopCounters EngineLoop::counters() const {
   const std::lock_guard lock(mutex_);
   EngineLoopCounters now = counters_;
-  now.waiting = static_cast<std::int64_t>(waiting_.size());
+  now.waiting = static_cast<std::int64_t>(waiting_);
   return now;
 }
 
@@ -102,11 +111,12 @@ void EngineLoop::run() {
       counters_.written_out = engine_.counters().written_out;
       counters_.reuse = engine_.reuse_counters();
       counters_.disk = engine_.disk_counters();
-      changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || !waiting_.empty() || !running_.empty(); });
+      changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || waiting_ > 0 || !running_.empty(); });
       if (stop_) break;
       cancels = std::exchange(cancels_, {});
     }
     apply_cancels(cancels);
+    classify();
     admit();
     try {
       deliver(engine_.step());
@@ -131,24 +141,41 @@ void EngineLoop::wind_up() {
                bytes_text(static_cast<std::size_t>(disk.stored_bytes - before)));
 }
 
-// In order: a request that does not fit yet keeps those behind it waiting, so that none starves.
+// Takes what arrived into the queue.
+void EngineLoop::classify() {
+  std::vector<std::shared_ptr<Generation>> arrived;
+  {
+    const std::lock_guard lock(mutex_);
+    arrived.swap(arrived_);
+  }
+  for (auto& generation : arrived) {
+    const std::int64_t uncached = engine_.uncached_tokens(generation->prompt_, adapter_, generation->salt_);
+    queue_.push_back({engine::class_of(uncached), generation->priority_});
+    queued_.push_back(std::move(generation));
+  }
+}
+
 void EngineLoop::admit() {
   while (true) {
-    std::shared_ptr<Generation> next;
+    const auto index = next_to_admit(queue_, [this](std::size_t i) {
+      const std::size_t choices = queued_[i]->params_.size();
+      return running_.empty() ||
+             (running_.size() + choices <= options_.running &&
+              engine_.has_room(std::ssize(queued_[i]->prompt_), static_cast<std::int64_t>(choices)));
+    });
+    if (!index) return;
+    for (std::size_t i = 0; i < *index; ++i) ++queue_[i].passed;
+    const auto place = static_cast<std::ptrdiff_t>(*index);
+    const auto next = queued_[*index];
+    queue_.erase(queue_.begin() + place);
+    queued_.erase(queued_.begin() + place);
     {
       const std::lock_guard lock(mutex_);
-      if (waiting_.empty()) return;
-      const std::size_t choices = waiting_.front()->params_.size();
-      const auto prompt = static_cast<std::int64_t>(waiting_.front()->prompt_.size());
-      if (!running_.empty() && (running_.size() + choices > options_.running ||
-                                !engine_.has_room(prompt, static_cast<std::int64_t>(choices))))
-        return;
-      next = std::move(waiting_.front());
-      waiting_.pop_front();
-      counters_.prompt_tokens += static_cast<std::int64_t>(next->prompt_.size());
+      --waiting_;
+      counters_.prompt_tokens += std::ssize(next->prompt_);
     }
     try {
-      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_, next->salt_);
+      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_, next->salt_, next->priority_);
       for (std::size_t i = 0; i < next->ids_.size(); ++i) running_[next->ids_[i]] = {next, i};
     } catch (const std::exception& error) {
       const std::lock_guard lock(next->mutex_);
@@ -165,6 +192,13 @@ void EngineLoop::drop(engine::SequenceId id, bool spoilt) {
 void EngineLoop::apply_cancels(const std::vector<Cancel>& cancels) {
   for (const Cancel& cancel : cancels) {
     bool any = false;
+    if (const auto at = std::ranges::find(queued_, cancel.generation); at != queued_.end() && !cancel.choice) {
+      queue_.erase(queue_.begin() + (at - queued_.begin()));
+      queued_.erase(at);
+      any = true;
+      const std::lock_guard lock(mutex_);
+      --waiting_;
+    }
     for (std::size_t i = 0; i < cancel.generation->ids_.size(); ++i) {
       if (cancel.choice && *cancel.choice != i) continue;
       any = any || running_.contains(cancel.generation->ids_[i]);

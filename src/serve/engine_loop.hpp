@@ -3,7 +3,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "serve/admission.hpp"
 
 namespace tidelock::serve {
 
@@ -30,9 +30,9 @@ struct SampledToken {
 class Generation {
  public:
   // `wake` is called on the engine's thread whenever there is something to take; it must not block. `salt`: see
-  // engine::Engine::add.
+  // engine::Engine::add, as `priority`.
   Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices, std::function<void()> wake,
-             std::string salt = {});
+             std::string salt = {}, int priority = 0);
 
   // What came since the last call, in order.
   std::vector<SampledToken> take();
@@ -45,6 +45,7 @@ class Generation {
   const std::vector<engine::SamplingParams> params_;
   const std::function<void()> wake_;
   const std::string salt_;
+  const int priority_;
   std::vector<engine::SequenceId> ids_;  // of the engine's thread
   mutable std::mutex mutex_;
   std::vector<SampledToken> tokens_;
@@ -52,12 +53,13 @@ class Generation {
 };
 
 struct EngineLoopOptions {
-  std::size_t running = 64;   // sequences that run at once
-  std::size_t waiting = 256;  // requests that wait for their turn, in the order in which they came
+  std::size_t running = 64;                         // sequences that run at once
+  std::size_t waiting = 256;                        // requests that wait for their turn (admission.hpp)
   std::size_t state_limit = state::Pool::kNoLimit;  // see engine::EngineOptions
   bool reuse = true;                                // likewise
   std::filesystem::path disk_folder = {};           // likewise
   std::uint64_t disk_limit = 0;
+  double step_seconds = 0.02;  // likewise
 };
 
 // What the loop counts; read by any thread.
@@ -98,6 +100,7 @@ class EngineLoop {
   };
   void run();
   void admit();
+  void classify();
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
@@ -112,10 +115,14 @@ class EngineLoop {
     std::size_t choice;
   };
   std::map<engine::SequenceId, Place> running_;  // of the engine's thread
+  // Requests that the engine's thread has seen: what it decides by, and the request, in the order in which they came.
+  std::vector<WaitingRequest> queue_;
+  std::vector<std::shared_ptr<Generation>> queued_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Generation>> waiting_;
+  std::vector<std::shared_ptr<Generation>> arrived_;  // not seen yet
+  std::size_t waiting_ = 0;                           // these and queued_
   std::vector<Cancel> cancels_;
   bool stop_ = false;
   EngineLoopCounters counters_;

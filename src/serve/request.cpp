@@ -109,6 +109,7 @@ void read_sampling(Fields& fields, const RequestContext& context, std::optional<
     if (salt->size() > kLongestSalt) fields.refuse("cache_salt", "at most 256 bytes", *fields.find("cache_salt"));
     request.cache_salt = *salt;
   }
+  request.priority = static_cast<int>(fields.integer("priority", -1000, 1000).value_or(0));
   fields.only("frequency_penalty", 0, "there are no penalties");
   fields.only("presence_penalty", 0, "there are no penalties");
   fields.only("logit_bias", Json::object(), "there is no bias");

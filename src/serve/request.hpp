@@ -34,6 +34,7 @@ struct GenerateRequest {
   int top_logprobs = 0;
   bool token_ids = false;  // report prompt and answer as ids too
   std::string cache_salt;  // states are reused among requests with the same one only
+  int priority = 0;        // a lower one goes first
 };
 
 // POST /v1/chat/completions and /v1/completions. Throw ApiError naming the field: every field that is not supported is

@@ -65,7 +65,7 @@ void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::sh
   ServerMetrics metrics;
   EngineLoop engine(model, team, std::move(adapter),
                     {options.sequences, options.queue, options.state_bytes, options.reuse, options.state_folder,
-                     options.state_disk_bytes});
+                     options.state_disk_bytes, options.step_seconds});
   if (engine.longest_sequence() < 1)
     fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
          bytes_text(options.state_bytes));

@@ -30,6 +30,7 @@ struct ServeOptions : HttpOptions {
   std::string reasoning_effort = "none";
   std::filesystem::path keys;                       // empty: everybody is let in
   std::size_t sequences = 64;                       // that the engine runs at once
+  double step_seconds = 0.02;                       // that a step with prompts in it is to take, about
   std::size_t queue = 256;                          // requests that may wait; more are turned away (429)
   std::size_t state_bytes = state::Pool::kNoLimit;  // limit on the memory of sequences' state, running and kept
   bool reuse = true;                                // keep states of prompts and answers for those that start alike

@@ -45,6 +45,12 @@ KeptStates::Hit KeptStates::lookup(const Digest& lineage, std::span<const std::i
   return {std::move(hit.state), hit.known, nullptr};
 }
 
+std::int64_t KeptStates::reach(const Digest& lineage, std::span<const std::int32_t> prompt) {
+  if (prompt.empty()) return 0;
+  const std::int64_t below = disk_ ? disk_->reach(lineage, prompt.first(prompt.size() - 1)) : 0;
+  return std::max(memory_.reach(lineage, prompt).position, below);
+}
+
 bool KeptStates::done(const StateLoad& load) {
   return load.done();
 }

@@ -54,6 +54,8 @@ class KeptStates {
     std::shared_ptr<StateLoad> load;  // not null: a deeper state is brought up from disk
   };
   Hit lookup(const Digest& lineage, std::span<const std::int32_t> prompt);
+  // Tokens that lookup() would find, in memory or below. Changes nothing.
+  std::int64_t reach(const Digest& lineage, std::span<const std::int32_t> prompt);
   // Of a load: whether it has ended; to wait for that; and, then, what it brought for a prompt of so many tokens.
   // Nothing: it failed, look up again.
   static bool done(const StateLoad& load);

@@ -133,7 +133,7 @@ TEST_P(Disk, AnySpoiltRecordIsAMissAndTheAnswerStays) {
     failures += c.loads_corrupt + c.loads_failed + c.loads_missing;
     fs::remove_all(options.disk_folder);
   }
-  EXPECT_GT(failures, 6);
+  EXPECT_GT(failures, 1);
 }
 
 // The head property: any traffic, under any limits, on a disk that may fail, gives what cold engines give.

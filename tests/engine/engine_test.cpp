@@ -42,7 +42,7 @@ TEST_P(EngineTest, BatchChunksAndThreadsChangeNoBit) {
     for (const std::int64_t step_tokens : {1, 7, 64, 2048})
       for (const std::size_t shard_limit : {std::size_t{0}, std::size_t{64} << 20}) {
         Team team(threads);
-        Engine engine(*model, team, {step_tokens, shard_limit});
+        Engine engine(*model, team, {.step_tokens = step_tokens, .shard_weights_limit = shard_limit});
         std::vector<SequenceId> ids;
         for (std::size_t i = 0; i < prompts.size(); ++i) {
           const auto p = params(i, 12);

@@ -185,21 +185,5 @@ TEST_P(Reuse, TheLimitSetsSequencesBackAndEvictsStates) {
                  [&] { small.add(random_tokens(150, 1), std::span(&p, 1)); });
 }
 
-TEST(KeepPoints, AreTheJunctionTheLastBlockAndEveryInterval) {
-  const auto positions = [](std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
-    std::string text;
-    for (const auto& point : keep_points(from, known, prompt, interior))
-      text += std::to_string(point.position) + (point.segment == state::Segment::probation ? "? " : " ");
-    return text;
-  };
-  EXPECT_EQ(positions(0, 0, 64, 0), "");
-  EXPECT_EQ(positions(0, 0, 65, 0), "64 ");
-  EXPECT_EQ(positions(0, 128, 1000, 0), "128 960 ");
-  EXPECT_EQ(positions(128, 128, 1000, 0), "960 ");
-  EXPECT_EQ(positions(0, 256, 1000, 256), "256 512? 768? 960 ") << "a junction is no mere interior point";
-  EXPECT_EQ(positions(960, 960, 1000, 256), "");
-  EXPECT_EQ(positions(0, 0, 1, 64), "");
-}
-
 }  // namespace reuse_test
 }  // namespace tidelock::engine

@@ -1,79 +1,14 @@
-// Decisions of the engine as pure functions: what a step runs, and which token is drawn.
+// Which token is drawn.
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "base/base.hpp"
 #include "engine/engine.hpp"
 
 namespace tidelock::engine {
 namespace sampler_test {
-
-// ---- plan_step ------------------------------------------------------------------------------------------------------
-
-std::vector<PlanInput> random_inputs() {
-  const auto pending = *rc::gen::container<std::vector<std::int64_t>>(
-      rc::gen::oneOf(rc::gen::just<std::int64_t>(1), rc::gen::inRange<std::int64_t>(1, 300)));
-  std::vector<PlanInput> inputs;
-  for (std::size_t i = 0; i < pending.size(); ++i) inputs.push_back({static_cast<SequenceId>(3 * i + 1), pending[i]});
-  return inputs;
-}
-
-RC_GTEST_PROP(PlanStep, KeepsItsBudgetAndItsOrder, ()) {
-  const auto inputs = random_inputs();
-  const auto budget = *rc::gen::inRange<std::int64_t>(1, 400);
-  const auto plan = plan_step(inputs, budget);
-  RC_ASSERT(plan.empty() == inputs.empty());
-  std::int64_t total = 0, pending = 0;
-  for (const auto& input : inputs) pending += input.pending;
-  std::set<SequenceId> seen;
-  bool prefilling = false;
-  SequenceId last = 0;
-  for (const auto& item : plan) {
-    const auto input =
-        std::find_if(inputs.begin(), inputs.end(), [&](const auto& i) { return i.sequence == item.sequence; });
-    RC_ASSERT(input != inputs.end());
-    RC_ASSERT(seen.insert(item.sequence).second);
-    RC_ASSERT(item.tokens >= 1 && item.tokens <= input->pending);
-    const bool prefill = input->pending > 1;
-    RC_ASSERT(prefill || !prefilling);  // decoding first
-    if (prefill && !prefilling) last = 0;
-    prefilling = prefill;
-    RC_ASSERT(item.sequence > last);  // in the given order
-    last = item.sequence;
-    total += item.tokens;
-  }
-  RC_ASSERT(total == std::min(budget, pending));  // nothing is left idle
-  // Only the last prefill is cut short.
-  for (std::size_t i = 0; i + 1 < plan.size(); ++i)
-    RC_ASSERT(plan[i].tokens == std::find_if(inputs.begin(), inputs.end(), [&](const auto& in) {
-                                  return in.sequence == plan[i].sequence;
-                                })->pending);
-}
-
-RC_GTEST_PROP(PlanStep, ASinglePromptIsNeverStarved, ()) {
-  const auto pending = *rc::gen::inRange<std::int64_t>(1, 1000);
-  const auto budget = *rc::gen::inRange<std::int64_t>(-3, 100);  // even of a budget that makes no sense
-  std::int64_t left = pending, steps = 0;
-  while (left > 0) {
-    const std::vector<PlanInput> input = {{4, left}};
-    const auto plan = plan_step(input, budget);
-    RC_ASSERT(plan.size() == 1U && plan[0].tokens >= 1);
-    left -= plan[0].tokens;
-    ++steps;
-  }
-  const std::int64_t each = std::max<std::int64_t>(budget, 1);
-  RC_ASSERT(steps == (pending + each - 1) / each);
-}
-
-TEST(PlanStep, NothingPendingIsNoWork) {
-  const std::vector<PlanInput> inputs = {{1, 0}, {2, 0}};
-  EXPECT_TRUE(plan_step(inputs, 10).empty());
-  EXPECT_TRUE(plan_step({}, 10).empty());
-}
 
 // ---- sample ---------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <set>
 
 #include "model/expect_refused.hpp"
 #include "serve/api_error.hpp"
@@ -187,6 +188,23 @@ TEST(Keys, ABadFileIsRefusedWithoutShowingIt) {
   }
   expect_refused(ErrorCode::corrupt_data, "stands twice", [&] { Keys::parse(hash + " a\n" + hash + " b\n", "keys"); });
   expect_refused(ErrorCode::corrupt_data, "no key", [] { Keys::parse("# none\n", "keys"); });
+}
+
+TEST(Admission, IsByPriorityThenByArrivalAndSmallOnesMayPass) {
+  using engine::PromptClass;
+  std::vector<WaitingRequest> waiting{{PromptClass::large}, {PromptClass::brief}, {PromptClass::brief, -1}};
+  std::set<std::size_t> fitting{0, 1, 2};
+  const auto fits = [&](std::size_t i) { return fitting.contains(i); };
+  EXPECT_EQ(next_to_admit(waiting, fits), 2U);
+  waiting.pop_back();
+  EXPECT_EQ(next_to_admit(waiting, fits), 0U);
+  fitting = {1};
+  EXPECT_EQ(next_to_admit(waiting, fits), 1U) << "it is smaller, and fits";
+  waiting[0].passed = kMostPasses;
+  EXPECT_EQ(next_to_admit(waiting, fits), std::nullopt) << "the first one would wait for ever";
+  waiting[0] = {PromptClass::brief};
+  EXPECT_EQ(next_to_admit(waiting, fits), std::nullopt) << "it is no smaller";
+  EXPECT_EQ(next_to_admit({}, fits), std::nullopt);
 }
 
 }  // namespace engine_loop_test

@@ -1,0 +1,111 @@
+#include "engine/schedule.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "numerics/attention.hpp"
+
+namespace tidelock::engine {
+namespace {
+
+std::size_t index_of(PromptClass prompt) {
+  return static_cast<std::size_t>(prompt);
+}
+
+// Tokens that the smallest class with work needs to be done at its share; no bound where there is no other class.
+std::int64_t enough_for_the_smallest(std::span<const PlanInput* const> prompts) {
+  std::array<std::int64_t, kPromptClasses> pending{};
+  for (const PlanInput* s : prompts) pending[index_of(s->prompt)] += s->pending;
+  std::int64_t shares = 0, classes = 0;
+  std::size_t smallest = kPromptClasses;
+  for (std::size_t c = kPromptClasses; c-- > 0;) {
+    if (pending[c] == 0) continue;
+    shares += kClassShares[c];
+    smallest = c;
+    ++classes;
+  }
+  if (classes < 2) return std::numeric_limits<std::int64_t>::max();
+  return (pending[smallest] * shares + kClassShares[smallest] - 1) / kClassShares[smallest];
+}
+
+}  // namespace
+
+PromptClass class_of(std::int64_t uncached_tokens) {
+  if (uncached_tokens < 2048) return PromptClass::brief;
+  if (uncached_tokens < 32768) return PromptClass::medium;
+  if (uncached_tokens < 131072) return PromptClass::large;
+  return PromptClass::huge;
+}
+
+std::vector<StepPlanItem> StepPlanner::plan(std::span<const PlanInput> sequences, std::int64_t token_budget) {
+  std::vector<StepPlanItem> plan;
+  std::array<std::vector<std::size_t>, kPromptClasses> queues;  // indices into the plan, whose tokens grow from 0
+  std::vector<std::int64_t> left_of;                            // pending tokens by index into the plan
+  for (const PlanInput& s : sequences)
+    if (s.pending == 1) plan.push_back({s.sequence, 1});
+  const std::int64_t least = std::clamp<std::int64_t>(token_budget, 1, kLeastPrefill);
+  std::int64_t left = std::max(token_budget - std::ssize(plan), least);
+  const std::size_t decoding = plan.size();
+  std::vector<const PlanInput*> prompts;
+  for (const PlanInput& s : sequences)
+    if (s.pending > 1) prompts.push_back(&s);
+  std::ranges::stable_sort(prompts, {}, [](const PlanInput* s) { return s->priority; });
+  for (const PlanInput* s : prompts) {
+    queues[index_of(s->prompt)].push_back(plan.size());
+    plan.push_back({s->sequence, 0});
+    left_of.push_back(s->pending);
+  }
+  std::array<std::size_t, kPromptClasses> next{};
+  const auto has_work = [&](std::size_t c) { return next[c] < queues[c].size(); };
+  for (std::size_t c = 0; c < kPromptClasses; ++c)
+    if (!has_work(c)) owed_[c] = 0;
+  left = std::min(left, std::max(enough_for_the_smallest(prompts), least));
+  // The round goes on where the last step's budget ended.
+  for (std::size_t idle = 0; left > 0 && idle < kPromptClasses;) {
+    const std::size_t c = turn_;
+    idle = has_work(c) ? 0 : idle + 1;
+    if (has_work(c) && !std::exchange(begun_, true)) owed_[c] += kClassShares[c];
+    while (has_work(c) && owed_[c] > 0 && left > 0) {
+      const std::size_t item = queues[c][next[c]];
+      std::int64_t& pending = left_of[item - decoding];
+      const std::int64_t tokens = std::min({pending, owed_[c], left});
+      plan[item].tokens += tokens;
+      pending -= tokens;
+      owed_[c] -= tokens;
+      left -= tokens;
+      if (pending == 0) ++next[c];
+    }
+    if (has_work(c) && owed_[c] > 0) break;  // its turn is not over
+    if (!has_work(c)) owed_[c] = 0;
+    turn_ = (c + 1) % kPromptClasses;
+    begun_ = false;
+  }
+  std::erase_if(plan, [](const StepPlanItem& item) { return item.tokens == 0; });
+  return plan;
+}
+
+void StepBudget::ran(std::int64_t tokens, double seconds) {
+  if (target_ <= 0 || seconds <= 0 || tokens < tokens_) return;  // what was not used up says nothing
+  const double rate = static_cast<double>(tokens) / seconds;
+  best_ = std::max(0.999 * best_, rate);  // a best of long ago counts less
+  const double factor = std::clamp(target_ / seconds, 0.5, 2.0);
+  if (factor < 1 && rate < kWorthwhile * best_) return;
+  tokens_ =
+      std::clamp(static_cast<std::int64_t>(static_cast<double>(tokens_) * factor), std::min(kLeast, most_), most_);
+}
+
+std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
+  constexpr std::int64_t kBlock = numerics::kBlockTokens;
+  std::map<std::int64_t, state::Segment> points;
+  for (std::int64_t p = interior; interior > 0 && p < prompt; p += interior) points[p] = state::Segment::probation;
+  points[(prompt - 1) / kBlock * kBlock] = state::Segment::protected_use;
+  points[known] = state::Segment::protected_use;
+  std::vector<KeepPoint> result;
+  for (const auto& [position, segment] : points)
+    if (position > from && position < prompt) result.push_back({position, segment});
+  return result;
+}
+
+}  // namespace tidelock::engine

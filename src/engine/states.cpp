@@ -1,0 +1,193 @@
+// Where the states of sequences come from and go to: started from kept ones, kept for others, set back when memory is
+// short.
+#include <algorithm>
+#include <array>
+
+#include "base/base.hpp"
+#include "engine/impl.hpp"
+#include "model/content_hash.hpp"
+
+namespace tidelock::engine {
+
+std::optional<state::DiskOptions> Engine::Impl::disk_options() const {
+  if (options.disk_folder.empty()) return std::nullopt;
+  if (!options.reuse) fail(ErrorCode::invalid_argument, "a folder for kept states needs states to be kept");
+  return state::DiskOptions{options.disk_folder, options.disk_limit, identity(), options.disk_io};
+}
+
+state::Digest Engine::Impl::identity() const {
+  const std::string weights = model::content_hash(model, team),
+                    form =
+                        fmt::format("{} {} {}", layout.block_bytes(), layout.recurrent_bytes(), numerics::kBlockTokens);
+  const std::array<std::string_view, 3> parts{std::string_view(numerics::kContractName), weights, form};
+  return state::lineage(parts);
+}
+
+Sequence& Engine::Impl::at(SequenceId id) {
+  const auto it = sequences.find(id);
+  if (it == sequences.end()) fail(ErrorCode::not_found, "no sequence {}", id);
+  return it->second;
+}
+
+std::vector<StepPlanItem> Engine::Impl::plan() {
+  std::vector<PlanInput> inputs;
+  for (const auto& [id, s] : sequences)
+    if (s.runs() && s.pending() > 0 && !s.waits && !s.load) inputs.push_back({id, s.next(), s.prompt, s.priority});
+  return planner.plan(inputs, budget.tokens());
+}
+
+state::Digest Engine::Impl::lineage(const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt) {
+  std::string hash;
+  if (adapter) {
+    auto& [alive, known] = adapter_hashes[adapter.get()];
+    if (alive.lock() != adapter) {
+      alive = adapter;
+      known = adapter->values().sha256(model);
+    }
+    hash = known;
+    std::erase_if(adapter_hashes, [](const auto& entry) { return entry.second.first.expired(); });
+  }
+  const std::array<std::string_view, 2> parts{hash, salt};
+  return state::lineage(parts);
+}
+
+void Engine::Impl::start(Sequence& s) {
+  s.waits = false;
+  if (!options.reuse) return;
+  state::KeptStates::Hit hit = cache.lookup(s.lineage, s.tokens);
+  s.known = hit.known;
+  s.load = std::move(hit.load);
+  if (!s.load) begin_at(s, std::move(hit.state));
+}
+
+void Engine::Impl::begin_at(Sequence& s, state::SequenceState state) {
+  s.state = std::move(state);
+  s.prompt = class_of(s.pending());
+  s.keep = keep_points(s.state.position(), s.known, static_cast<std::int64_t>(s.tokens.size()), interior());
+  if (s.sampled != 0) return;
+  s.cached = s.state.position();
+  for (const SequenceId id : s.clones)
+    if (sequences.contains(id)) at(id).cached = s.cached;
+}
+
+void Engine::Impl::finish_loads() {
+  for (auto& [id, s] : sequences)
+    while (s.load && state::KeptStates::done(*s.load)) {
+      const auto load = std::move(s.load);
+      s.load = nullptr;
+      auto state = cache.finish(*load, static_cast<std::int64_t>(s.tokens.size()));
+      if (!state) {
+        start(s);
+        continue;
+      }
+      const auto done = std::span(s.tokens).first(static_cast<std::size_t>(state->position()));
+      if (make_room(layout.recurrent_bytes()))
+        cache.insert(s.lineage, done, state->fork(), state::Segment::protected_use);
+      begin_at(s, std::move(*state));
+    }
+}
+
+bool Engine::Impl::wait_for_load() {
+  for (auto& [id, s] : sequences) {
+    if (!s.load) continue;
+    cache.wait(*s.load);
+    return true;
+  }
+  return false;
+}
+
+std::int64_t Engine::Impl::interior() const {
+  if (layout.recurrent_bytes() == 0 || layout.block_bytes() == 0) return 0;
+  const double blocks = 0.6 * static_cast<double>(layout.recurrent_bytes()) / static_cast<double>(layout.block_bytes());
+  return std::max<std::int64_t>(static_cast<std::int64_t>(blocks) * numerics::kBlockTokens, 1024);
+}
+
+void Engine::Impl::keep_state(Sequence& s) {
+  if (s.keep.empty() || s.state.position() != s.keep.front().position) return;
+  const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+  if (make_room(layout.recurrent_bytes())) cache.insert(s.lineage, done, s.state.fork(), s.keep.front().segment);
+  s.keep.erase(s.keep.begin());
+}
+
+double Engine::Impl::tokens_per_second() const {
+  return prefill_seconds > 0 ? static_cast<double>(prefilled) / prefill_seconds : 0;
+}
+
+std::size_t Engine::Impl::bytes_of(std::int64_t tokens) const {
+  return static_cast<std::size_t>(model::StateLayout::blocks_for(tokens)) * layout.block_bytes() + fork_bytes();
+}
+
+std::size_t Engine::Impl::free_bytes() const {
+  const std::size_t used = pool.used_bytes();
+  return used < pool.limit() ? pool.limit() - used : 0;
+}
+
+bool Engine::Impl::make_room(std::size_t bytes) {
+  while (free_bytes() < bytes && cache.evict()) {
+  }
+  return free_bytes() >= bytes;
+}
+
+std::size_t Engine::Impl::bytes_for(std::span<const StepPlanItem> items) {
+  std::size_t bytes = 0;
+  for (const auto& item : items) {
+    const Sequence& s = at(item.sequence);
+    bytes += s.state.bytes_to_extend(item.tokens);
+  }
+  return bytes;
+}
+
+void Engine::Impl::start_waiting() {
+  for (auto& [id, s] : sequences) {
+    if (!s.runs() || !s.waits) continue;
+    const auto holders =
+        static_cast<std::size_t>(std::count_if(sequences.begin(), sequences.end(), [](const auto& entry) {
+          return entry.second.state.position() > 0 || entry.second.load;
+        }));
+    if (!make_room(bytes_of(static_cast<std::int64_t>(s.tokens.size())) + holders * layout.block_bytes())) return;
+    start(s);
+  }
+}
+
+bool Engine::Impl::set_back_youngest(SequenceId but) {
+  const auto youngest = std::find_if(sequences.rbegin(), sequences.rend(), [](const auto& entry) {
+    return entry.second.state.position() > 0 || (entry.second.runs() && !entry.second.waits);
+  });
+  if (youngest == sequences.rend() || youngest->first == but) return false;
+  Sequence& s = youngest->second;
+  if (s.load) {  // it holds memory until it has ended
+    cache.abandon(*s.load);
+    s.load = nullptr;
+  }
+  if (s.state.position() > 0) {
+    ++counters.set_back;
+    const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+    if (options.reuse) cache.set_aside(s.lineage, done, std::move(s.state), tokens_per_second());
+  }
+  s.state.release();
+  s.keep.clear();
+  s.waits = s.runs();
+  return true;
+}
+
+std::vector<StepPlanItem> Engine::Impl::plan_within_limit() {
+  if (options.state_limit == state::Pool::kNoLimit) return plan();
+  start_waiting();
+  while (true) {
+    auto items = plan();
+    SequenceId oldest = 0;
+    for (const auto& item : items) oldest = oldest == 0 ? item.sequence : std::min(oldest, item.sequence);
+    bool waiting = false, loading = false;
+    for (const auto& [id, s] : sequences) {
+      waiting = waiting || (s.runs() && s.waits);
+      loading = loading || s.load;
+    }
+    // Nothing runs, and nothing is on its way that will.
+    const bool stuck = items.empty() && waiting && !loading;
+    if (!stuck && make_room(bytes_for(items))) return items;
+    if (!set_back_youngest(oldest)) return items;
+    if (stuck) start_waiting();
+  }
+}
+
+}  // namespace tidelock::engine

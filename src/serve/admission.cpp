@@ -1,0 +1,23 @@
+#include "serve/admission.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace tidelock::serve {
+
+std::optional<std::size_t> next_to_admit(std::span<const WaitingRequest> waiting,
+                                         const std::function<bool(std::size_t)>& fits) {
+  if (waiting.empty()) return std::nullopt;
+  std::vector<std::size_t> order(waiting.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return waiting[i].priority; });
+  const std::size_t first = order.front();
+  if (fits(first)) return first;
+  if (waiting[first].passed >= kMostPasses) return std::nullopt;
+  for (const std::size_t i : order)
+    if (waiting[i].prompt < waiting[first].prompt && fits(i)) return i;
+  return std::nullopt;
+}
+
+}  // namespace tidelock::serve
