@@ -19,6 +19,10 @@ target_link_libraries(train_step PRIVATE train)
 add_executable(state_disk ${CMAKE_SOURCE_DIR}/bench/state_disk.cpp)
 target_link_libraries(state_disk PRIVATE state)
 
+# trace_replay: public traces of requests against the cache of kept states.
+add_executable(trace_replay ${CMAKE_SOURCE_DIR}/bench/trace_replay.cpp)
+target_link_libraries(trace_replay PRIVATE engine)
+
 # bench_kernels: every bench/bench_*.cpp that registers itself (bench/bench_registry.hpp), with oneDNN as the peer.
 find_library(DNNL_LIBRARY dnnl)
 find_package(OpenMP)

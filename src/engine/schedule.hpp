@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "state/eviction.hpp"
+#include "state/segment.hpp"
 
 namespace tidelock::engine {
 

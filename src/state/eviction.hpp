@@ -14,9 +14,9 @@
 #include <optional>
 #include <unordered_map>
 
-namespace tidelock::state {
+#include "state/segment.hpp"
 
-enum class Segment : std::uint8_t { protected_use, probation };
+namespace tidelock::state {
 
 class EvictionOrder {
  public:

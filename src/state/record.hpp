@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "state/digest.hpp"
-#include "state/eviction.hpp"
+#include "state/segment.hpp"
 
 namespace tidelock::state {
 
