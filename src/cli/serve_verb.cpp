@@ -10,7 +10,7 @@ namespace tidelock::cli {
 namespace {
 
 struct ServeOptions {
-  std::string model, adapter, keys, state_memory, state_folder, state_disk = "10G";
+  std::string model, adapter, keys, admin_keys, adapters, state_memory, state_folder, state_disk = "10G";
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
   int threads = 0;
@@ -27,6 +27,8 @@ int run(ServeOptions& o) {
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   if (o.serve.model_id.empty()) o.serve.model_id = std::filesystem::weakly_canonical(o.model).filename().string();
   o.serve.keys = o.keys;
+  o.serve.admin_keys = o.admin_keys;
+  o.serve.adapters = o.adapters;
   // Half of what is free once the model is loaded: the other half is for working memory, clients and the page cache.
   o.serve.state_bytes = o.state_memory.empty() ? available_memory() / 2 : parse_bytes(o.state_memory, "--state-memory");
   o.serve.state_folder = o.state_folder;
@@ -53,6 +55,9 @@ Action add_serve(CLI::App& app) {
   app.add_option("--model-id", o->serve.model_id, "what clients call the model (default: the folder's name)");
   app.add_option("--adapter", o->adapter, "PEFT folder of an adapter");
   app.add_option("--api-keys", o->keys, "file of keys: SHA256 NAME [LIMIT] a line; without it everybody is let in");
+  app.add_option("--adapters", o->adapters, "folder below which administrators may load adapters");
+  app.add_option("--admin-keys", o->admin_keys,
+                 "file of administrators' keys, as --api-keys; without it nobody administers");
   app.add_option("--reasoning-effort", o->serve.reasoning_effort, "of chats that do not say one")
       ->check(CLI::IsMember({"none", "low", "high", "max"}))
       ->capture_default_str();

@@ -172,13 +172,13 @@ Json call_list(const std::vector<model::ToolCall>& calls, const std::string& res
   return list;
 }
 
-Json envelope(const RequestContext& context, const GenerateRequest& request, const std::string& id,
-              std::int64_t created, bool chunk) {
+Json envelope(const GenerateRequest& request, const std::string& id, std::int64_t created, bool chunk) {
   const char* object = !request.chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
   return {{"id", id},
           {"object", object},
           {"created", created},
-          {"model", context.model_id},
+          {"model", request.model},
+          {"weight_version", request.weights.version},
           {"system_fingerprint", numerics::kContractName},
           {"choices", Json::array()}};
 }
@@ -189,7 +189,7 @@ std::vector<std::string> Answer::begin() {
   std::vector<std::string> chunks;
   if (!request_.chat) return chunks;
   for (std::size_t i = 0; i < choices_.size(); ++i) {
-    Json chunk = envelope(context_, request_, id_, created_, true);
+    Json chunk = envelope(request_, id_, created_, true);
     Json choice = {{"index", i},
                    {"delta", {{"role", "assistant"}, {"content", ""}}},
                    {"logprobs", nullptr},
@@ -224,7 +224,7 @@ std::optional<std::string> Answer::feed(const SampledToken& token) {
   const bool nothing = piece.content.empty() && piece.reasoning.empty() && piece.calls.empty();
   if (!request_.stream || (nothing && !ended && !request_.logprobs && !request_.token_ids)) return std::nullopt;
 
-  Json chunk = envelope(context_, request_, id_, created_, true);
+  Json chunk = envelope(request_, id_, created_, true);
   Json entry = {{"index", token.choice}, {"logprobs", logprobs}, {"finish_reason", nullptr}};
   if (ended) entry["finish_reason"] = choice.reader.finish_reason();
   if (!choice.reader.malformed().empty()) entry["malformed"] = choice.reader.malformed();
@@ -263,7 +263,7 @@ Json usage(std::size_t prompt, std::size_t completion, std::int64_t cached) {
 }  // namespace
 
 std::string Answer::usage_chunk() const {
-  Json chunk = envelope(context_, request_, id_, created_, true);
+  Json chunk = envelope(request_, id_, created_, true);
   std::size_t completion = 0;
   for (const auto& choice : choices_) completion += choice->tokens.size();
   chunk["usage"] = usage(request_.prompt.size(), completion, cached_);
@@ -271,7 +271,7 @@ std::string Answer::usage_chunk() const {
 }
 
 std::string Answer::response() const {
-  Json body = envelope(context_, request_, id_, created_, false);
+  Json body = envelope(request_, id_, created_, false);
   std::size_t completion = 0;
   for (std::size_t i = 0; i < choices_.size(); ++i) {
     const Choice& choice = *choices_[i];

@@ -6,13 +6,8 @@
 
 namespace tidelock::serve {
 
-Generation::Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices,
-                       std::function<void()> wake, std::string salt, int priority)
-    : prompt_(std::move(prompt)),
-      params_(std::move(choices)),
-      wake_(std::move(wake)),
-      salt_(std::move(salt)),
-      priority_(priority) {}
+Generation::Generation(Wanted wanted, std::function<void()> wake)
+    : wanted_(std::move(wanted)), wake_(std::move(wake)) {}
 
 std::vector<SampledToken> Generation::take() {
   const std::lock_guard lock(mutex_);
@@ -24,10 +19,8 @@ std::string Generation::failure() const {
   return failure_;
 }
 
-EngineLoop::EngineLoop(const model::Model& model, Team& team, std::shared_ptr<const model::Adapter> adapter,
-                       const EngineLoopOptions& options)
-    : adapter_(std::move(adapter)),
-      options_(options),
+EngineLoop::EngineLoop(const model::Model& model, Team& team, const EngineLoopOptions& options)
+    : options_(options),
       engine_(model, team,
               {.step_seconds = options.step_seconds,
                .state_limit = options.state_limit,
@@ -55,7 +48,7 @@ void EngineLoop::stop() {
 }
 
 void EngineLoop::submit(const std::shared_ptr<Generation>& generation) {
-  engine_.check_fits(static_cast<std::int64_t>(generation->prompt_.size()), generation->params_);
+  engine_.check_fits(std::ssize(generation->wanted_.prompt), generation->wanted_.choices);
   {
     const std::lock_guard lock(mutex_);
     if (stop_) return;
@@ -97,33 +90,86 @@ EngineLoopCounters EngineLoop::counters() const {
   return now;
 }
 
+void EngineLoop::pause(Pause mode) {
+  {
+    const std::lock_guard lock(mutex_);
+    pause_ = mode;
+    abort_ = abort_ || mode == Pause::abort;
+    counters_.paused = true;
+  }
+  changed_.notify_one();
+}
+
+void EngineLoop::resume() {
+  {
+    const std::lock_guard lock(mutex_);
+    pause_.reset();
+    counters_.paused = false;
+  }
+  changed_.notify_one();
+}
+
+void EngineLoop::forget() {
+  std::future<void> done;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    done = forgets_.emplace_back().get_future();
+  }
+  changed_.notify_one();
+  done.wait();
+}
+
+void EngineLoop::count() {
+  counters_.running = static_cast<std::int64_t>(running_.size());
+  counters_.state_bytes = static_cast<std::int64_t>(engine_.state_bytes());
+  counters_.state_bytes_used = static_cast<std::int64_t>(engine_.state_bytes_used());
+  const auto counted = engine_.counters();
+  counters_.steps = counted.steps;
+  counters_.set_back = counted.set_back;
+  counters_.written_out = counted.written_out;
+  counters_.reuse = engine_.reuse_counters();
+  counters_.disk = engine_.disk_counters();
+}
+
+bool EngineLoop::has_work() const {
+  if (stop_ || abort_ || !cancels_.empty() || !forgets_.empty()) return true;
+  if (pause_) return *pause_ == Pause::wait && !running_.empty();
+  return waiting_ > 0 || !running_.empty();
+}
+
+// Waits for something to do. Nothing: it is to end.
+std::optional<EngineLoop::Orders> EngineLoop::next_orders() {
+  std::unique_lock lock(mutex_);
+  count();
+  changed_.wait(lock, [this] { return has_work(); });
+  Orders orders{std::exchange(cancels_, {}), std::exchange(forgets_, {}), std::exchange(abort_, false),
+                pause_ && *pause_ != Pause::wait, pause_.has_value()};
+  if (!stop_) return orders;
+  for (auto& forget : orders.forgets) forget.set_value();
+  return std::nullopt;
+}
+
 void EngineLoop::run() {
   set_flush_to_zero();
-  while (true) {
-    std::vector<Cancel> cancels;
-    {
-      std::unique_lock lock(mutex_);
-      counters_.running = static_cast<std::int64_t>(running_.size());
-      counters_.state_bytes = static_cast<std::int64_t>(engine_.state_bytes());
-      counters_.state_bytes_used = static_cast<std::int64_t>(engine_.state_bytes_used());
-      counters_.steps = engine_.counters().steps;
-      counters_.set_back = engine_.counters().set_back;
-      counters_.written_out = engine_.counters().written_out;
-      counters_.reuse = engine_.reuse_counters();
-      counters_.disk = engine_.disk_counters();
-      changed_.wait(lock, [this] { return stop_ || !cancels_.empty() || waiting_ > 0 || !running_.empty(); });
-      if (stop_) break;
-      cancels = std::exchange(cancels_, {});
+  while (auto orders = next_orders()) {
+    apply_cancels(orders->cancels);
+    if (orders->abort) give_up_all("an administrator paused the server", false);
+    if (!orders->forgets.empty()) engine_.forget();
+    for (auto& forget : orders->forgets) forget.set_value();
+    if (orders->stand_still) continue;
+    if (!orders->no_more) {
+      classify();
+      admit();
     }
-    apply_cancels(cancels);
-    classify();
-    admit();
     try {
       deliver(engine_.step());
     } catch (const std::exception& error) {
       // Which sequence the step failed on is not known: none of them may go on with half a step in its state.
       spdlog::error("a step of the engine failed: {}", error.what());
-      fail_all(error.what());
+      give_up_all(error.what(), true);
+      const std::lock_guard lock(mutex_);
+      ++counters_.failed_steps;
     }
   }
   wind_up();
@@ -149,8 +195,9 @@ void EngineLoop::classify() {
     arrived.swap(arrived_);
   }
   for (auto& generation : arrived) {
-    const std::int64_t uncached = engine_.uncached_tokens(generation->prompt_, adapter_, generation->salt_);
-    queue_.push_back({engine::class_of(uncached), generation->priority_});
+    const std::int64_t uncached =
+        engine_.uncached_tokens(generation->wanted_.prompt, generation->wanted_.adapter, generation->wanted_.salt);
+    queue_.push_back({engine::class_of(uncached), generation->wanted_.priority});
     queued_.push_back(std::move(generation));
   }
 }
@@ -158,10 +205,10 @@ void EngineLoop::classify() {
 void EngineLoop::admit() {
   while (true) {
     const auto index = next_to_admit(queue_, [this](std::size_t i) {
-      const std::size_t choices = queued_[i]->params_.size();
+      const std::size_t choices = queued_[i]->wanted_.choices.size();
       return running_.empty() ||
              (running_.size() + choices <= options_.running &&
-              engine_.has_room(std::ssize(queued_[i]->prompt_), static_cast<std::int64_t>(choices)));
+              engine_.has_room(std::ssize(queued_[i]->wanted_.prompt), static_cast<std::int64_t>(choices)));
     });
     if (!index) return;
     for (std::size_t i = 0; i < *index; ++i) ++queue_[i].passed;
@@ -172,10 +219,11 @@ void EngineLoop::admit() {
     {
       const std::lock_guard lock(mutex_);
       --waiting_;
-      counters_.prompt_tokens += std::ssize(next->prompt_);
+      counters_.prompt_tokens += std::ssize(next->wanted_.prompt);
     }
     try {
-      next->ids_ = engine_.add(next->prompt_, next->params_, adapter_, next->salt_, next->priority_);
+      const Wanted& wanted = next->wanted_;
+      next->ids_ = engine_.add(wanted.prompt, wanted.choices, wanted.adapter, wanted.salt, wanted.priority);
       for (std::size_t i = 0; i < next->ids_.size(); ++i) running_[next->ids_[i]] = {next, i};
     } catch (const std::exception& error) {
       const std::lock_guard lock(next->mutex_);
@@ -228,14 +276,10 @@ void EngineLoop::deliver(const std::vector<engine::Event>& events) {
   }
 }
 
-void EngineLoop::fail_all(const std::string& why) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++counters_.failed_steps;
-  }
+void EngineLoop::give_up_all(const std::string& why, bool spoilt) {
   while (!running_.empty()) {
     const auto generation = running_.begin()->second.generation;
-    for (const engine::SequenceId id : generation->ids_) drop(id, true);
+    for (const engine::SequenceId id : generation->ids_) drop(id, spoilt);
     {
       const std::lock_guard lock(generation->mutex_);
       generation->failure_ = why;

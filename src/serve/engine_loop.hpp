@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,13 +27,20 @@ struct SampledToken {
   std::int64_t cached = 0;  // tokens of the prompt that were not computed for this request
 };
 
+// What a request asks of the engine; see engine::Engine::add.
+struct Wanted {
+  std::vector<std::int32_t> prompt;
+  std::vector<engine::SamplingParams> choices;
+  std::string salt = {};
+  int priority = 0;
+  std::shared_ptr<const model::Adapter> adapter = nullptr;
+};
+
 // One request under way, between the engine's thread and the one that answers the client.
 class Generation {
  public:
-  // `wake` is called on the engine's thread whenever there is something to take; it must not block. `salt`: see
-  // engine::Engine::add, as `priority`.
-  Generation(std::vector<std::int32_t> prompt, std::vector<engine::SamplingParams> choices, std::function<void()> wake,
-             std::string salt = {}, int priority = 0);
+  // `wake` is called on the engine's thread whenever there is something to take; it must not block.
+  Generation(Wanted wanted, std::function<void()> wake);
 
   // What came since the last call, in order.
   std::vector<SampledToken> take();
@@ -41,11 +49,8 @@ class Generation {
 
  private:
   friend class EngineLoop;
-  const std::vector<std::int32_t> prompt_;
-  const std::vector<engine::SamplingParams> params_;
+  const Wanted wanted_;
   const std::function<void()> wake_;
-  const std::string salt_;
-  const int priority_;
   std::vector<engine::SequenceId> ids_;  // of the engine's thread
   mutable std::mutex mutex_;
   std::vector<SampledToken> tokens_;
@@ -65,17 +70,21 @@ struct EngineLoopOptions {
 // What the loop counts; read by any thread.
 struct EngineLoopCounters {
   std::int64_t running = 0, waiting = 0;  // sequences, requests; now
+  bool paused = false;
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0;
   std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
   state::PrefixCacheCounters reuse;
   state::DiskCounters disk;
 };
 
+// What becomes of the sequences that run when the loop is paused: they are run to their end, stand still until it
+// resumes, or are given up. New requests wait in any case.
+enum class Pause : std::uint8_t { wait, keep, abort };
+
 class EngineLoop {
  public:
   // The model and the team must outlive the loop; the team is the loop's alone.
-  EngineLoop(const model::Model& model, Team& team, std::shared_ptr<const model::Adapter> adapter,
-             const EngineLoopOptions& options);
+  EngineLoop(const model::Model& model, Team& team, const EngineLoopOptions& options);
   ~EngineLoop();  // stops
   // Ends the thread between two steps and lets go of every request; what is submitted or cancelled later is ignored.
   // Kept states are written to disk, where there is one.
@@ -90,6 +99,12 @@ class EngineLoop {
   // Frees one choice's sequence in the same way; the others go on.
   void cancel(const std::shared_ptr<Generation>& generation, std::size_t choice);
 
+  // Both return at once; counters() says how far it is.
+  void pause(Pause mode);
+  void resume();
+  // Forgets every kept state, on disk too. Returns when that is done: after the step that runs.
+  void forget();
+
   std::int64_t longest_sequence() const { return engine_.longest_sequence(); }
   EngineLoopCounters counters() const;
 
@@ -98,16 +113,23 @@ class EngineLoop {
     std::shared_ptr<Generation> generation;
     std::optional<std::size_t> choice;
   };
+  struct Orders {  // for the engine's thread
+    std::vector<Cancel> cancels;
+    std::vector<std::promise<void>> forgets;
+    bool abort = false, stand_still = false, no_more = false;
+  };
   void run();
+  bool has_work() const;  // locked
+  std::optional<Orders> next_orders();
+  void count();  // locked
   void admit();
   void classify();
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
   void wind_up();
-  void fail_all(const std::string& why);
+  void give_up_all(const std::string& why, bool spoilt);
 
-  const std::shared_ptr<const model::Adapter> adapter_;
   const EngineLoopOptions options_;
   engine::Engine engine_;
   struct Place {
@@ -124,6 +146,9 @@ class EngineLoop {
   std::vector<std::shared_ptr<Generation>> arrived_;  // not seen yet
   std::size_t waiting_ = 0;                           // these and queued_
   std::vector<Cancel> cancels_;
+  std::vector<std::promise<void>> forgets_;
+  std::optional<Pause> pause_;
+  bool abort_ = false;  // still to be done
   bool stop_ = false;
   EngineLoopCounters counters_;
 

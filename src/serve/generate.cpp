@@ -64,7 +64,8 @@ struct Work {
         answer(s.context, request, new_id(request.chat), unix_time()),
         bell(std::make_shared<Bell>(st.get_executor())),
         generation(std::make_shared<Generation>(
-            request.prompt, request.choices, [b = bell] { b->notify(); }, request.cache_salt, request.priority)),
+            Wanted{request.prompt, request.choices, request.cache_salt, request.priority, request.weights.adapter},
+            [b = bell] { b->notify(); })),
         lease(s.engine, generation) {}
 };
 

@@ -20,11 +20,18 @@ Json parse(std::string_view body) {
   }
 }
 
-void read_model(Fields& fields, const RequestContext& context) {
+// The weights that the request names.
+Weights read_model(Fields& fields, const RequestContext& context, std::string* named = nullptr) {
   const std::string name = fields.require_text("model");
-  if (name != context.model_id)
-    throw ApiError(404, "model_not_found",
-                   fmt::format("model is {}, and this server has {}", shown(name), shown(context.model_id)), "model");
+  const auto weights = context.adapters.find(name);
+  if (!weights) {
+    std::string known;
+    for (const std::string& other : context.adapters.names()) known += (known.empty() ? "" : ", ") + shown(other);
+    throw ApiError(404, "model_not_found", fmt::format("model is {}, and this server has {}", shown(name), known),
+                   "model");
+  }
+  if (named != nullptr) *named = name;
+  return *weights;
 }
 
 std::vector<std::string> read_stop(Fields& fields) {
@@ -147,8 +154,8 @@ GenerateRequest read_chat_request(std::string_view body, const RequestContext& c
   return telling_errors([&] {
     const Json document = parse(body);
     Fields fields(document, "");
-    read_model(fields, context);
     GenerateRequest request;
+    request.weights = read_model(fields, context, &request.model);
     request.chat = true;
     const ChatPrompt chat = read_chat_prompt(fields, body, context);
     request.thinking = chat.options.thinking;
@@ -172,8 +179,8 @@ GenerateRequest read_completion_request(std::string_view body, const RequestCont
   return telling_errors([&] {
     const Json document = parse(body);
     Fields fields(document, "");
-    read_model(fields, context);
     GenerateRequest request;
+    request.weights = read_model(fields, context, &request.model);
     request.prompt = read_prompt(fields, context);
     const auto logprobs = fields.integer("logprobs", 0, 20);
     request.logprobs = logprobs.has_value();

@@ -9,13 +9,14 @@
 #include "engine/engine.hpp"
 #include "model/chat.hpp"
 #include "model/tokenizer.hpp"
+#include "serve/adapters.hpp"
 
 namespace tidelock::serve {
 
-// What requests are read against. Immutable; shared by all threads.
+// What requests are read against; shared by all threads.
 struct RequestContext {
   const model::Tokenizer& tokenizer;
-  std::string model_id;                       // the only name that "model" may have
+  const Adapters& adapters;                   // by the names that "model" may have
   std::int64_t context = 0;                   // tokens of prompt and answer
   std::int64_t vocab = 0;                     // ids that the model knows
   std::vector<std::int32_t> end_tokens = {};  // of the model
@@ -25,6 +26,8 @@ struct RequestContext {
 
 struct GenerateRequest {
   bool chat = false;
+  std::string model;  // as asked for
+  Weights weights;    // that it stands for
   std::vector<std::int32_t> prompt;
   std::vector<engine::SamplingParams> choices;  // n of them
   bool thinking = false;                        // of the chat's generation prompt

@@ -7,16 +7,23 @@ namespace {
 
 using model::Json;
 
-Json model_entry(const Service& service) {
-  return {{"id", service.context.model_id},
-          {"object", "model"},
-          {"created", service.started},
-          {"owned_by", "tidelock"},
-          {"max_model_len", service.context.context}};
+Json model_entry(const Service& service, const std::string& name, const Weights& weights) {
+  Json entry = {{"id", name},
+                {"object", "model"},
+                {"created", service.started},
+                {"owned_by", "tidelock"},
+                {"max_model_len", service.context.context},
+                {"weight_version", weights.version}};
+  if (name != service.adapters.base()) entry["parent"] = service.adapters.base();
+  if (!weights.sha256.empty()) entry["adapter_sha256"] = weights.sha256;
+  return entry;
 }
 
 Reply list_models(Service& service, const HttpRequest&) {
-  return {200, Json{{"object", "list"}, {"data", Json::array({model_entry(service)})}}.dump()};
+  Json data = Json::array();
+  for (const std::string& name : service.adapters.names())
+    if (const auto weights = service.adapters.find(name)) data.push_back(model_entry(service, name, *weights));
+  return {200, Json{{"object", "list"}, {"data", data}}.dump()};
 }
 Reply health(Service&, const HttpRequest&) {
   return {200, R"({"status":"ok"})"};
@@ -35,6 +42,7 @@ struct RouteEntry {
   const char* path;
   http::verb verb;
   Reply (*answer)(Service&, const HttpRequest&);  // null: a generation
+  bool administration = false;
 };
 constexpr RouteEntry kRoutes[] = {
     {"/v1/chat/completions", http::verb::post, nullptr},
@@ -44,12 +52,23 @@ constexpr RouteEntry kRoutes[] = {
     {"/metrics", http::verb::get, metrics},
     {"/tokenize", http::verb::post, tokenize_route},
     {"/detokenize", http::verb::post, detokenize_route},
+    {"/v1/load_lora_adapter", http::verb::post, load_adapter_route, true},
+    {"/v1/unload_lora_adapter", http::verb::post, unload_adapter_route, true},
+    {"/pause", http::verb::post, pause_route, true},
+    {"/pause", http::verb::get, pause_status_route, true},
+    {"/resume", http::verb::post, resume_route, true},
+    {"/reset_prefix_cache", http::verb::post, forget_route, true},
 };
 
-const RouteEntry* find(const std::string& path) {
-  for (const RouteEntry& route : kRoutes)
-    if (path == route.path) return &route;
-  return nullptr;
+// With this verb, if there is one.
+const RouteEntry* find(const std::string& path, http::verb verb) {
+  const RouteEntry* other = nullptr;
+  for (const RouteEntry& route : kRoutes) {
+    if (path != route.path) continue;
+    if (route.verb == verb) return &route;
+    other = &route;
+  }
+  return other;
 }
 
 }  // namespace
@@ -62,7 +81,12 @@ Reply error_reply(const ApiError& error) {
 std::string metric_path(const HttpRequest& request) {
   const std::string path = path_of(request);
   if (path.starts_with("/v1/models/")) return "/v1/models/{id}";
-  return find(path) != nullptr ? path : "other";
+  return find(path, request.method()) != nullptr ? path : "other";
+}
+
+bool is_administration(const HttpRequest& request) {
+  const RouteEntry* route = find(path_of(request), request.method());
+  return route != nullptr && route->administration;
 }
 
 Route route_of(const HttpRequest& request) {
@@ -75,14 +99,17 @@ Reply answer_simple(Service& service, const HttpRequest& request) {
   const std::string path = path_of(request);
   const std::string model_prefix = "/v1/models/";
   if (path.starts_with(model_prefix) && request.method() == http::verb::get) {
-    if (path.substr(model_prefix.size()) != service.context.model_id)
-      throw ApiError(404, "model_not_found", "this server has the model " + service.context.model_id, "model");
-    return {200, model_entry(service).dump()};
+    const std::string name = path.substr(model_prefix.size());
+    const auto weights = service.adapters.find(name);
+    if (!weights)
+      throw ApiError(404, "model_not_found", "this server has the model " + service.adapters.base(), "model");
+    return {200, model_entry(service, name, *weights).dump()};
   }
-  const RouteEntry* route = find(path);
+  const RouteEntry* route = find(path, request.method());
   if (route == nullptr) {
     std::string known;
-    for (const RouteEntry& entry : kRoutes) known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.path);
+    for (const RouteEntry& entry : kRoutes)
+      if (!entry.administration) known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.path);
     throw ApiError(404, "not_found", fmt::format("there is no such path; this server has {}", known));
   }
   if (route->verb != request.method()) {

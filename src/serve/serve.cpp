@@ -15,9 +15,9 @@ void check_content_type(const HttpRequest& request) {
                    fmt::format("the content type is \"{}\", expected application/json", type.substr(0, 80)));
 }
 
-RequestContext context_of(const model::Model& model, const model::Tokenizer& tokenizer, const ServeOptions& options,
-                          std::int64_t longest) {
-  RequestContext context{tokenizer, options.model_id};
+RequestContext context_of(const model::Model& model, const model::Tokenizer& tokenizer, const Adapters& adapters,
+                          const ServeOptions& options, std::int64_t longest) {
+  RequestContext context{tokenizer, adapters};
   context.context = longest;
   if (longest < model.config().max_context)
     spdlog::warn("state memory of {} holds sequences of {} tokens; the model could take {}",
@@ -35,7 +35,13 @@ RequestContext context_of(const model::Model& model, const model::Tokenizer& tok
 
 // Without a key no body is read.
 void Service::admit(const HttpRequest& header) {
-  if (path_of(header) != "/health") keys.check(std::string(header[http::field::authorization]));
+  if (path_of(header) == "/health") return;
+  const std::string authorization(header[http::field::authorization]);
+  if (!is_administration(header)) return keys.check(authorization);
+  if (!admin_keys.required())
+    throw ApiError(403, "administration_off",
+                   "this server is not administered: it was started without --admin-keys FILE");
+  admin_keys.check(authorization);
 }
 
 asio::awaitable<bool> Service::answer(Stream& stream, const HttpRequest& request) {
@@ -63,16 +69,16 @@ void Service::count_response(const HttpRequest& request, int status) {
 void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::shared_ptr<const model::Adapter> adapter,
            Team& team, const ServeOptions& options) {
   ServerMetrics metrics;
-  EngineLoop engine(model, team, std::move(adapter),
+  Adapters adapters(model, options.model_id, std::move(adapter), options.adapters);
+  EngineLoop engine(model, team,
                     {options.sequences, options.queue, options.state_bytes, options.reuse, options.state_folder,
                      options.state_disk_bytes, options.step_seconds});
   if (engine.longest_sequence() < 1)
     fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
          bytes_text(options.state_bytes));
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  Service service(options, context_of(model, tokenizer, options, engine.longest_sequence()),
-                  options.keys.empty() ? Keys() : Keys::load(options.keys), engine, metrics,
-                  std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  Service service(options, context_of(model, tokenizer, adapters, options, engine.longest_sequence()), adapters, engine,
+                  metrics, std::chrono::duration_cast<std::chrono::seconds>(now).count());
   run_http_server(service);
 }
 

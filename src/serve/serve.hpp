@@ -11,6 +11,7 @@
 //   request.cpp      requests to prompts and parameters      messages.cpp   chats in them
 //   answer.cpp       tokens to text, calls and JSON          text_stream.cpp
 //   engine_loop.cpp  the engine's thread                     keys.cpp, metrics.cpp, api_error.cpp, fields.cpp
+//   administration.cpp  adapters, pauses                     adapters.cpp
 #pragma once
 
 #include <filesystem>
@@ -29,6 +30,8 @@ struct ServeOptions : HttpOptions {
   std::string model_id;  // what clients call the model
   std::string reasoning_effort = "none";
   std::filesystem::path keys;                       // empty: everybody is let in
+  std::filesystem::path admin_keys;                 // of administrators; empty: nobody administers
+  std::filesystem::path adapters;                   // adapters below it may be loaded; empty: none
   std::size_t sequences = 64;                       // that the engine runs at once
   double step_seconds = 0.02;                       // that a step with prompts in it is to take, about
   std::size_t queue = 256;                          // requests that may wait; more are turned away (429)

@@ -1,6 +1,7 @@
 // What the routes of the OpenAI API share. Private to serve/. Include from .cpp files only, as http.hpp.
 #pragma once
 
+#include "serve/adapters.hpp"
 #include "serve/engine_loop.hpp"
 #include "serve/http.hpp"
 #include "serve/keys.hpp"
@@ -12,8 +13,11 @@ namespace tidelock::serve {
 
 // All that answering a request needs. Lives as long as the server.
 struct Service : HttpHandler {
-  Service(const ServeOptions& o, RequestContext c, Keys k, EngineLoop& e, ServerMetrics& m, std::int64_t now)
-      : HttpHandler(o), options(o), context(std::move(c)), keys(std::move(k)), engine(e), metrics(m), started(now) {}
+  Service(const ServeOptions& o, RequestContext c, Adapters& a, EngineLoop& e, ServerMetrics& m, std::int64_t now)
+      : HttpHandler(o), options(o), context(std::move(c)), adapters(a), engine(e), metrics(m), started(now) {
+    if (!o.keys.empty()) keys = Keys::load(o.keys);
+    if (!o.admin_keys.empty()) admin_keys = Keys::load(o.admin_keys);
+  }
   void admit(const HttpRequest& header) override;
   asio::awaitable<bool> answer(Stream& stream, const HttpRequest& request) override;
   Reply refusal(const ApiError& error) override;
@@ -26,6 +30,8 @@ struct Service : HttpHandler {
   const ServeOptions& options;
   RequestContext context;
   Keys keys;
+  Keys admin_keys;  // none required: administration is off
+  Adapters& adapters;
   EngineLoop& engine;
   ServerMetrics& metrics;
   std::int64_t started = 0;  // seconds since 1970
@@ -39,6 +45,15 @@ enum class Route { chat, completions, other };
 Route route_of(const HttpRequest& request);
 // Everything but generations. Throws ApiError.
 Reply answer_simple(Service& service, const HttpRequest& request);
+
+// administration.cpp
+Reply load_adapter_route(Service& service, const HttpRequest& request);
+Reply unload_adapter_route(Service& service, const HttpRequest& request);
+Reply pause_route(Service& service, const HttpRequest& request);
+Reply pause_status_route(Service& service, const HttpRequest& request);
+Reply resume_route(Service& service, const HttpRequest& request);
+Reply forget_route(Service& service, const HttpRequest& request);
+bool is_administration(const HttpRequest& request);
 
 // A generation from its request to its last byte. False when the client went away. Throws ApiError before anything was
 // sent. `tenant`: the key's name; states of sequences are reused within one tenant only.

@@ -2,13 +2,10 @@
 """`tidelock serve` from outside: HTTP by hand, hostile clients, and the official OpenAI clients. Needs TIDELOCK_BINARY."""
 
 import hashlib
-import http.client
 import json
 import os
 import pathlib
-import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,92 +14,8 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from harness import BINARY, NANO, ROOT, VOCAB, Case  # noqa: E402
-
-QUESTION = [{"role": "user", "content": "12*34?"}]
-
-
-class Server:
-    """A running server; closing it checks that it ends by itself and with exit code 0."""
-
-    def __init__(self, case, *arguments, model=NANO):
-        self.case = case
-        self.process = subprocess.Popen([BINARY, "serve", model, "--port", "0", "--model-id", "nano", *map(str, arguments)],
-                                        cwd=ROOT, env=case.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True)  # fmt: skip
-        line = self.process.stdout.readline()
-        match = re.fullmatch(r"nano at http://127\.0\.0\.1:(\d+)/v1\n", line)
-        if not match:
-            self.process.kill()
-            raise AssertionError(line + self.process.stderr.read())
-        self.port = int(match.group(1))
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        case.addCleanup(self.close)
-
-    def close(self):
-        if self.process.stdout.closed:
-            return
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        text = self.process.stderr.read()
-        self.process.stdout.close()
-        self.process.stderr.close()
-        self.case.assertEqual(self.process.returncode, 0, text)
-
-    def connect(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        self.case.addCleanup(connection.close)
-        return connection
-
-    def ask(self, method, path, body=None, headers=None, connection=None):
-        own = connection is None
-        connection = connection or self.connect()
-        raw = json.dumps(body) if isinstance(body, (dict, list)) else body
-        connection.request(method, path, raw, {"Content-Type": "application/json", **(headers or {})})
-        response = connection.getresponse()
-        text = response.read().decode()
-        if own:
-            connection.close()
-        return response, (json.loads(text) if response.getheader("Content-Type") == "application/json" else text)
-
-    def chat(self, **fields):
-        return self.ask("POST", "/v1/chat/completions", {"model": "nano", "messages": QUESTION, "max_tokens": 64, "seed": 1, **fields})
-
-    def complete(self, **fields):
-        return self.ask("POST", "/v1/completions", {"model": "nano", "prompt": "1+1", "max_tokens": 16, "seed": 1, **fields})
-
-    def metric(self, name):
-        text = self.ask("GET", "/metrics")[1]
-        return float(re.search(rf"(?m)^{re.escape(name)} (\S+)$", text).group(1))
-
-    def raw(self, data, wait=True):
-        """Sends bytes as they are; what comes back until the server closes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as s:
-            s.sendall(data)
-            return s.makefile("rb").read() if wait else b""
-
-
-def events(text):
-    """The JSON of a stream's events, which must end as the API says."""
-    parts = text.split("\n\n")
-    assert parts[-1] == "" and parts[-2] == "data: [DONE]", text[-200:]
-    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
-
-
-class ServeCase(Case):
-    def serve(self, *arguments, **more):
-        return Server(self, *arguments, **more)
-
-    def check_error(self, answer, status, param=None):
-        response, body = answer
-        self.assertEqual(response.status, status, body)
-        self.assertEqual(sorted(body["error"]), ["code", "message", "param", "type"])
-        self.assertEqual(body["error"]["param"], param)
-        return body["error"]["message"]
+from harness import NANO, ROOT, VOCAB  # noqa: E402
+from serve_harness import QUESTION, ServeCase, events  # noqa: E402
 
 
 class Api(ServeCase):
@@ -354,135 +267,6 @@ class Hostile(ServeCase):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             self.refused("serve", NANO, "--port", taken.getsockname()[1], code=1, says=["cannot listen"])
-
-
-class Reuse(ServeCase):
-    PROMPT = [7 + i * i % 400 for i in range(300)]
-
-    def cached(self, server, prompt, headers=None, **fields):
-        response, body = server.ask("POST", "/v1/completions", {"model": "nano", "prompt": prompt, "max_tokens": 20, "temperature": 0,
-                                    "return_token_ids": True, **fields}, headers)  # fmt: skip
-        self.assertEqual(response.status, 200, body)
-        return body["usage"]["prompt_tokens_details"]["cached_tokens"], body["choices"][0]["token_ids"]
-
-    def test_a_conversation_goes_on_where_it_ended(self):
-        warm, cold = self.serve(), self.serve("--no-prefix-reuse")
-        prompt = list(self.PROMPT)
-        for turn in range(4):
-            known, answer = self.cached(warm, prompt)
-            nothing, expected = self.cached(cold, prompt)
-            self.assertEqual((nothing, answer), (0, expected))
-            # All but the last answer's last token, which was never computed, and the five new ones.
-            self.assertEqual(known, len(prompt) - 1 - 5 if turn else 0)
-            prompt += [*answer, *self.PROMPT[:5]]
-        self.assertEqual(warm.metric("tidelock_prefix_hits_total"), 3)
-        self.assertGreater(warm.metric("tidelock_prefix_hit_tokens_total"), 900)
-        self.assertGreater(warm.metric("tidelock_kept_states"), 3)
-        self.assertEqual(cold.metric("tidelock_kept_states"), 0)
-        # Chats, too, whose template writes the last answer in another way than it was asked for.
-        messages = [{"role": "system", "content": "You count. " * 60}, *QUESTION]
-        first = warm.chat(messages=messages, temperature=0)[1]
-        again = [*messages, first["choices"][0]["message"], {"role": "user", "content": "and 3*5?"}]
-        usage = warm.chat(messages=again, temperature=0)[1]["usage"]
-        self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], first["usage"]["prompt_tokens"] - 64)
-
-    def test_tenants_and_salts_stay_apart(self):
-        lines = [f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in ("ann", "bob")]
-        server = self.serve("--api-keys", self.write("keys", "".join(lines)))
-        key = lambda name: {"Authorization": f"Bearer {name}"}  # noqa: E731
-        for name, salt, expected in (("ann", "", 0), ("ann", "", 256), ("bob", "", 0), ("ann", "s", 0), ("ann", "s", 256)):
-            fields = {"cache_salt": salt} if salt else {}
-            self.assertEqual(self.cached(server, self.PROMPT, key(name), **fields)[0], expected, (name, salt))
-        self.check_error(server.ask("POST", "/v1/completions", {"model": "nano", "prompt": "x", "cache_salt": "x" * 257}, key("ann")), 400, "cache_salt")
-
-    def test_memory_for_state_is_a_limit(self):
-        limit = 3 << 20
-        wide, tight = self.serve(), self.serve("--state-memory", "3M")
-        prompts = [[(i * 31 + j * 7) % 400 + 7 for j in range(100 + 40 * i)] for i in range(8)]
-        expected = [self.cached(wide, prompt, max_tokens=150)[1] for prompt in prompts]
-        answers, high = {}, 0
-
-        def ask(i):
-            answers[i] = self.cached(tight, prompts[i], max_tokens=150)[1]
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-        for t in threads:
-            t.start()
-        while any(t.is_alive() for t in threads):
-            high = max(high, tight.metric("tidelock_state_used_bytes"))
-            time.sleep(0.01)
-        self.assertEqual([answers[i] for i in range(8)], expected)
-        self.assertLessEqual(high, limit)
-        self.assertLessEqual(tight.metric("tidelock_state_bytes"), limit)
-        self.assertGreater(tight.metric("tidelock_states_evicted_total"), 0)
-        self.refused("serve", NANO, "--port", "0", "--state-memory", "10K", says=["holds no sequence"])
-        self.refused("serve", NANO, "--port", "0", "--state-memory", "much", says=["--state-memory"])
-
-    def states(self, text=None):
-        folder = pathlib.Path(self.folder) / "states"
-        if text is not None:
-            folder.write_text(text)
-        return str(folder)
-
-    def test_states_outlive_the_server(self):
-        folder = self.states()
-        cold, warm = self.serve("--no-prefix-reuse"), self.serve("--state-dir", folder, "--state-disk", "200M")
-        prompt, known = list(self.PROMPT), 0
-        for life in range(4):
-            cached, answer = self.cached(warm, prompt)
-            nothing, expected = self.cached(cold, prompt)
-            self.assertEqual((cached, nothing, answer), (known, 0, expected), life)
-            if life:
-                self.assertEqual(warm.metric("tidelock_disk_loads_total"), 1)
-                self.assertGreater(warm.metric("tidelock_disk_found_states"), 0)
-            prompt += [*answer, *self.PROMPT[:5]]
-            known = len(prompt) - 1 - 5
-            warm.close()
-            warm = self.serve("--state-dir", folder, "--state-disk", "200M")
-        # Another server cannot have the folder, and this one goes on after a kill with what was written before it.
-        self.refused("serve", NANO, "--port", "0", "--state-dir", folder, says=["is in use by process"])
-        self.assertEqual(self.cached(warm, prompt)[0], known)
-        warm.process.kill()
-        warm.process.wait()
-        warm.process.stdout.close()
-        warm.process.stderr.close()
-        again = self.serve("--state-dir", folder)
-        self.assertEqual(self.cached(again, prompt)[0], known)
-
-    def test_spoilt_states_are_misses(self):
-        folder = self.states()
-        first = self.serve("--state-dir", folder)
-        expected = self.cached(first, self.PROMPT)[1]
-        first.close()
-        for segment in pathlib.Path(folder).glob("segment-*"):
-            content = bytearray(segment.read_bytes())
-            for at in range(1000, len(content), 4096):
-                content[at] ^= 4
-            segment.write_bytes(content)
-        again = self.serve("--state-dir", folder)
-        self.assertEqual(self.cached(again, self.PROMPT), (0, expected))
-        self.assertGreater(again.metric("tidelock_disk_loads_corrupt_total"), 0)
-        self.assertEqual(self.cached(again, self.PROMPT), (256, expected))
-
-    def test_little_memory_goes_on_from_disk(self):
-        wide = self.serve("--no-prefix-reuse")
-        tight = self.serve("--state-memory", "4M", "--state-dir", self.states(), "--state-disk", "100M")
-        prompts = [[(i * 31 + j * 7) % 400 + 7 for j in range(300)] for i in range(12)]
-        expected = [self.cached(wide, prompt)[1] for prompt in prompts]
-        for turn in range(3):
-            for prompt, answer in zip(prompts, expected):
-                cached, tokens = self.cached(tight, prompt)
-                self.assertEqual(tokens, answer)
-                self.assertIn(cached, (0, 256))
-        self.assertGreater(tight.metric("tidelock_disk_loads_total"), 8)
-        self.assertLessEqual(tight.metric("tidelock_state_bytes"), 4 << 20)
-
-    def test_a_folder_for_states_must_be_its_own(self):
-        self.refused("serve", NANO, "--port", "0", "--state-dir", self.states("text"), code=1, says=["cannot make the folder"])
-        self.write("thesis", "mine")
-        self.refused("serve", NANO, "--port", "0", "--state-dir", self.folder, says=["is none of ours", "empty"])
-        self.refused("serve", NANO, "--port", "0", "--state-disk", "1G", says=["--state-dir"])
-        self.refused("serve", NANO, "--port", "0", "--state-dir", "x", "--no-prefix-reuse", says=["--state-dir"])
 
 
 class Clients(ServeCase):

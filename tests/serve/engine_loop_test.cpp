@@ -31,7 +31,7 @@ struct Client {
       p.max_tokens = max_tokens;
       p.seed = seed++;
     }
-    generation = std::make_shared<Generation>(std::vector<std::int32_t>{5, 6, 7}, params, [this] {
+    generation = std::make_shared<Generation>(Wanted{{5, 6, 7}, params}, [this] {
       const std::lock_guard lock(mutex);
       ++rings;
       rung.notify_one();
@@ -78,7 +78,7 @@ bool eventually(const std::function<bool()>& condition) {
 }
 
 TEST(EngineLoop, ManyRequestsSayWhatEachSaysAlone) {
-  EngineLoop loop(nano_model(), solo_team(), nullptr, {.running = 3, .waiting = 10});
+  EngineLoop loop(nano_model(), solo_team(), {.running = 3, .waiting = 10});
   std::vector<std::unique_ptr<Client>> clients;
   for (std::uint64_t i = 0; i < 5; ++i) {
     clients.push_back(std::make_unique<Client>(2, 12, 10 * i));
@@ -96,7 +96,7 @@ TEST(EngineLoop, ManyRequestsSayWhatEachSaysAlone) {
 }
 
 TEST(EngineLoop, CancelledWorkIsFreed) {
-  EngineLoop loop(nano_model(), solo_team(), nullptr, {.running = 2, .waiting = 10});
+  EngineLoop loop(nano_model(), solo_team(), {.running = 2, .waiting = 10});
   Client endless(2, 4000), waits(1, 5);
   loop.submit(endless.generation);
   ASSERT_TRUE(endless.wait_for(2));
@@ -121,7 +121,7 @@ TEST(EngineLoop, CancelledWorkIsFreed) {
 }
 
 TEST(EngineLoop, AFullQueueTurnsAway) {
-  EngineLoop loop(nano_model(), solo_team(), nullptr, {.running = 1, .waiting = 1});
+  EngineLoop loop(nano_model(), solo_team(), {.running = 1, .waiting = 1});
   Client runs(1, 4000), waits(1, 4000), late(1, 5);
   loop.submit(runs.generation);
   ASSERT_TRUE(runs.wait_for(1));
@@ -130,11 +130,11 @@ TEST(EngineLoop, AFullQueueTurnsAway) {
 }
 
 TEST(EngineLoop, ABadRequestFailsAlone) {
-  EngineLoop loop(nano_model(), solo_team(), nullptr, {});
+  EngineLoop loop(nano_model(), solo_team(), {});
   Client good(1, 8, 3);
   std::promise<void> told;
-  const auto bad = std::make_shared<Generation>(std::vector<std::int32_t>{1 << 20},
-                                                std::vector<engine::SamplingParams>(1), [&] { told.set_value(); });
+  const auto bad = std::make_shared<Generation>(Wanted{{1 << 20}, std::vector<engine::SamplingParams>(1)},
+                                                [&] { told.set_value(); });
   loop.submit(bad);
   loop.submit(good.generation);
   ASSERT_TRUE(good.wait_for(8));
@@ -188,6 +188,35 @@ TEST(Keys, ABadFileIsRefusedWithoutShowingIt) {
   }
   expect_refused(ErrorCode::corrupt_data, "stands twice", [&] { Keys::parse(hash + " a\n" + hash + " b\n", "keys"); });
   expect_refused(ErrorCode::corrupt_data, "no key", [] { Keys::parse("# none\n", "keys"); });
+}
+
+TEST(EngineLoop, APauseHoldsStopsOrGivesUp) {
+  for (const Pause mode : {Pause::keep, Pause::wait, Pause::abort}) {
+    EngineLoop loop(nano_model(), solo_team(), {});
+    Client running(1, 400, 3), late(1, 8, 5);
+    loop.submit(running.generation);
+    ASSERT_TRUE(running.wait_for(3));
+    loop.pause(mode);
+    loop.submit(late.generation);
+    EXPECT_TRUE(loop.counters().paused);
+    if (mode == Pause::wait) {
+      ASSERT_TRUE(running.wait_for(400)) << "what runs is run to its end";
+    }
+    if (mode == Pause::abort) {
+      EXPECT_FALSE(running.wait_for(400) && running.generation->failure().empty());
+      EXPECT_NE(running.generation->failure().find("paused"), std::string::npos);
+    }
+    loop.forget();  // it works all the same
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    EXPECT_TRUE(late.generation->take().empty()) << "it ran while the loop was paused";
+    loop.resume();
+    ASSERT_TRUE(late.wait_for(8));
+    EXPECT_EQ(late.ids(0), alone(8, 5));
+    if (mode == Pause::keep) {
+      ASSERT_TRUE(running.wait_for(400));
+      EXPECT_EQ(running.ids(0), alone(400, 3)) << "the pause changed an answer";
+    }
+  }
 }
 
 TEST(Admission, IsByPriorityThenByArrivalAndSmallOnesMayPass) {

@@ -218,7 +218,7 @@ TEST(CompletionRequest, TakesTextOrIds) {
 
 TEST(CompletionRequest, WithoutATokenizerIdsAreTaken) {
   const auto none = model::Tokenizer::from_gguf({.model = "none", .size = 100}, "bench.gguf");
-  RequestContext context{none, "m"};
+  RequestContext context{none, testing::only_m()};
   context.context = 50;
   context.vocab = 100;
   EXPECT_EQ(read_completion_request(R"({"model":"m","prompt":[1,2]})", context).prompt.size(), 2U);

@@ -20,8 +20,13 @@ inline const model::Tokenizer& nano_tokenizer() {
   return tokenizer;
 }
 
+inline const Adapters& only_m() {
+  static const Adapters adapters(nano_model(), "m", nullptr, {});
+  return adapters;
+}
+
 inline RequestContext context_of(const model::Tokenizer& tokenizer) {
-  RequestContext context{tokenizer, "m"};
+  RequestContext context{tokenizer, only_m()};
   context.context = 4096;
   context.vocab = tokenizer.vocab_size();
   return context;

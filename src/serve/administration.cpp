@@ -1,0 +1,62 @@
+// What an administrator asks for: adapters, pauses, a clean slate.
+#include "serve/fields.hpp"
+#include "serve/service.hpp"
+
+namespace tidelock::serve {
+namespace {
+
+Json read_object(const HttpRequest& request) {
+  Json body = Json::parse(request.body(), nullptr, false);
+  if (!body.is_object()) throw ApiError(400, "invalid_json", "the body is no JSON object");
+  return body;
+}
+
+Reply pause_status(Service& service) {
+  const EngineLoopCounters counters = service.engine.counters();
+  return {200, Json{{"paused", counters.paused}, {"running", counters.running}, {"waiting", counters.waiting}}.dump()};
+}
+
+}  // namespace
+
+Reply load_adapter_route(Service& service, const HttpRequest& request) {
+  const Json body = read_object(request);
+  Fields fields(body, "");
+  const std::string name = fields.require_text("lora_name"), path = fields.text("lora_path").value_or(name);
+  fields.finish();
+  const Weights weights = service.adapters.load(name, path);
+  return {200, Json{{"id", name}, {"weight_version", weights.version}, {"sha256", weights.sha256}}.dump()};
+}
+
+Reply unload_adapter_route(Service& service, const HttpRequest& request) {
+  const Json body = read_object(request);
+  Fields fields(body, "");
+  const std::string name = fields.require_text("lora_name");
+  fields.finish();
+  service.adapters.unload(name);
+  return {200, Json{{"id", name}}.dump()};
+}
+
+Reply pause_route(Service& service, const HttpRequest& request) {
+  const Json body = request.body().empty() ? Json::object() : read_object(request);
+  Fields fields(body, "");
+  const std::string mode = fields.choice("mode", {"abort", "wait", "keep"}).value_or("wait");
+  fields.finish();
+  service.engine.pause(mode == "abort" ? Pause::abort : mode == "keep" ? Pause::keep : Pause::wait);
+  return pause_status(service);
+}
+
+Reply pause_status_route(Service& service, const HttpRequest&) {
+  return pause_status(service);
+}
+
+Reply resume_route(Service& service, const HttpRequest&) {
+  service.engine.resume();
+  return pause_status(service);
+}
+
+Reply forget_route(Service& service, const HttpRequest&) {
+  service.engine.forget();
+  return {200, R"({"status":"ok"})"};
+}
+
+}  // namespace tidelock::serve
