@@ -23,6 +23,10 @@ target_link_libraries(state_disk PRIVATE state)
 add_executable(trace_replay ${CMAKE_SOURCE_DIR}/bench/trace_replay.cpp)
 target_link_libraries(trace_replay PRIVATE engine)
 
+# admission: sequences that grow, against every fixed number of them at once.
+add_executable(admission ${CMAKE_SOURCE_DIR}/bench/admission.cpp)
+target_link_libraries(admission PRIVATE engine)
+
 # bench_kernels: every bench/bench_*.cpp that registers itself (bench/bench_registry.hpp), with oneDNN as the peer.
 find_library(DNNL_LIBRARY dnnl)
 find_package(OpenMP)

@@ -138,11 +138,6 @@ TEST_P(Disk, AnySpoiltRecordIsAMissAndTheAnswerStays) {
 
 // The head property: any traffic, under any limits, on a disk that may fail, gives what cold engines give.
 TEST_P(Disk, AnyTrafficUnderAnyLimitChangesNoBit) {
-  struct Request {
-    Tokens prompt;
-    SamplingParams params;
-    SequenceId id;
-  };
   std::int64_t loads = 0, set_back = 0;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     Random random(seed);
@@ -155,34 +150,7 @@ TEST_P(Disk, AnyTrafficUnderAnyLimitChangesNoBit) {
       };
     Team team(1 + static_cast<int>(random.below(2)));
     Engine engine(*model, team, options);
-    std::vector<Request> running;
-    std::map<SequenceId, Sampled> sampled;
-    int left = 14;
-    for (int steps = 0; left > 0 || !running.empty(); ++steps) {
-      ASSERT_LT(steps, 4000000) << "the engine does not come to an end";
-      if (left > 0 && random.below(3) == 0) {
-        Tokens prompt = random_tokens(static_cast<std::int64_t>(random.below(110)), random.below(3));
-        const Tokens rest = random_tokens(1 + random.below(30), 100 + random.below(5));
-        prompt.insert(prompt.end(), rest.begin(), rest.end());
-        const SamplingParams p = params(random.below(3), 1 + random.below(30));
-        running.push_back({prompt, p, engine.add(prompt, std::span(&p, 1)).front()});
-        --left;
-      }
-      for (const Event& e : engine.step()) {
-        sampled[e.sequence].tokens.push_back(e.token);
-        sampled[e.sequence].logprobs.push_back(e.logprob);
-      }
-      EXPECT_LE(engine.state_bytes_used(), options.state_limit) << "step " << steps << ", seed " << seed;
-      std::erase_if(running, [&](const Request& r) {
-        const bool ended = engine.status(r.id) == Status::length;
-        if (!ended && random.below(60) != 0) return false;
-        if (ended) {
-          EXPECT_EQ(sampled[r.id], cold(r.prompt, r.params)) << "seed " << seed;
-        }
-        engine.remove(r.id);  // some before their end
-        return true;
-      });
-    }
+    run_traffic(engine, random, options.state_limit, seed);
     loads += engine.disk_counters().loads;
     set_back += engine.counters().set_back;
     fs::remove_all(path);

@@ -120,46 +120,13 @@ TEST_P(Reuse, GroupsShareAndDiverge) {
 
 // The head property: any traffic, under any limit, gives what cold engines give, and the limit holds.
 TEST_P(Reuse, AnyTrafficUnderAnyLimitChangesNoBit) {
-  struct Request {
-    Tokens prompt;
-    SamplingParams params;
-    SequenceId id;
-  };
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     Random random(seed);
     const std::size_t limit = bytes_for(256, 1 + static_cast<std::int64_t>(random.below(4)));
     Team team(1 + static_cast<int>(random.below(2)));
     Engine engine(*model, team,
                   {.step_tokens = 16 + random.below(80), .state_limit = limit, .reuse = random.below(4) != 0});
-    std::vector<Request> running;
-    std::map<SequenceId, Sampled> sampled;
-    int left = 14;
-    for (int steps = 0; left > 0 || !running.empty(); ++steps) {
-      ASSERT_LT(steps, 4000) << "the engine does not come to an end";
-      if (left > 0 && random.below(3) == 0) {
-        Tokens prompt =
-            random_tokens(static_cast<std::int64_t>(random.below(110)), random.below(3));  // some start alike
-        const Tokens rest = random_tokens(1 + random.below(30), 100 + random.below(5));
-        prompt.insert(prompt.end(), rest.begin(), rest.end());
-        const SamplingParams p = params(random.below(3), 1 + random.below(30));
-        running.push_back({prompt, p, engine.add(prompt, std::span(&p, 1)).front()});
-        --left;
-      }
-      for (const Event& e : engine.step()) {
-        sampled[e.sequence].tokens.push_back(e.token);
-        sampled[e.sequence].logprobs.push_back(e.logprob);
-      }
-      EXPECT_LE(engine.state_bytes_used(), limit) << "step " << steps << ", seed " << seed;
-      std::erase_if(running, [&](const Request& r) {
-        const bool ended = engine.status(r.id) == Status::length;
-        if (!ended && random.below(60) != 0) return false;
-        if (ended) {
-          EXPECT_EQ(sampled[r.id], cold(r.prompt, r.params)) << "seed " << seed;
-        }
-        engine.remove(r.id);  // some before their end
-        return true;
-      });
-    }
+    run_traffic(engine, random, limit, seed);
   }
 }
 

@@ -86,6 +86,11 @@ class Store : public ::testing::TestWithParam<IoKind> {
   const fs::path path = folder.path / "states";
   DiskLane here = lane(GetParam());
 
+  // By a store that has ended.
+  std::vector<Location> written(const std::vector<Record>& records) {
+    SegmentStore store(path, kIdentity, kSegment);
+    return put(store, here, records);
+  }
   fs::path only_segment() const {
     for (const auto& entry : fs::directory_iterator(path))
       if (entry.path().filename().string().starts_with("segment-")) return entry.path();
@@ -162,11 +167,7 @@ TEST_P(Store, AnEmptySegmentIsRemoved) {
 TEST_P(Store, ATornEndIsCut) {
   std::vector<Record> records;
   for (std::uint64_t i = 0; i < 4; ++i) records.push_back(record(i, 3000 + 3000 * i));
-  std::vector<Location> locations;
-  {
-    SegmentStore store(path, kIdentity, kSegment);
-    locations = put(store, here, records);
-  }
+  const std::vector<Location> locations = written(records);
   const fs::path segment = only_segment();
   const std::uint64_t size = fs::file_size(segment);
   const fs::path copy = folder.path / "copy";
@@ -188,11 +189,7 @@ TEST_P(Store, ATornEndIsCut) {
 TEST_P(Store, ATurnedBitSpoilsItsOwnRecordOnly) {
   std::vector<Record> records;
   for (std::uint64_t i = 0; i < 5; ++i) records.push_back(record(i, 2000 + 4000 * i));
-  std::vector<Location> locations;
-  {
-    SegmentStore store(path, kIdentity, kSegment);
-    locations = put(store, here, records);
-  }
+  const std::vector<Location> locations = written(records);
   const fs::path segment = only_segment();
   Random random(3);
   for (int round = 0; round < 60; ++round) {
