@@ -2,8 +2,10 @@
 """`tidelock serve` from outside: state that is reused, in memory and on disk; administration. Needs TIDELOCK_BINARY."""
 
 import hashlib
+import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -225,6 +227,22 @@ class Reuse(ServeCase):
                 self.assertIn(cached, (0, 256))
         self.assertGreater(tight.metric("tidelock_disk_loads_total"), 8)
         self.assertLessEqual(tight.metric("tidelock_state_bytes"), 4 << 20)
+
+    @unittest.skipUnless(os.geteuid() == 0, "mounts a small file system")
+    def test_a_full_disk_is_survived(self):
+        small = pathlib.Path(self.folder) / "small"
+        small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+        self.addCleanup(subprocess.run, ["umount", small], check=True)
+        wide = self.serve("--no-prefix-reuse")
+        tight = self.serve("--state-memory", "4M", "--state-dir", small / "states", "--state-disk", "100M")
+        for i in range(20):
+            prompt = [(i * 31 + j * 7) % 400 + 7 for j in range(300)]
+            self.assertEqual(self.cached(tight, prompt)[1], self.cached(wide, prompt)[1])
+        self.assertGreater(tight.metric("tidelock_disk_store_failures_total"), 0)
+        tight.close()  # an orderly end, whatever could not be written
+        again = self.serve("--state-dir", small / "states", "--state-disk", "100M")
+        self.assertGreater(again.metric("tidelock_disk_found_states"), 0)
 
     def test_a_folder_for_states_must_be_its_own(self):
         self.refused("serve", NANO, "--port", "0", "--state-dir", self.states("text"), code=1, says=["cannot make the folder"])
