@@ -69,6 +69,10 @@ Action add_serve(CLI::App& app) {
          "seconds that a step with prompts in it takes, about; more is faster for long prompts, less for the others")
       ->check(CLI::Range(0.001, 60.0))
       ->capture_default_str();
+  app.add_option("--first-token-limit", o->serve.first_token_seconds,
+                 "seconds; requests whose first token is expected later get 429 with Retry-After (0: none)")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   app.add_option("--queue", o->serve.queue, "requests that may wait; more get 429")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

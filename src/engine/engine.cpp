@@ -178,6 +178,17 @@ std::int64_t Engine::uncached_tokens(std::span<const std::int32_t> prompt,
   return std::ssize(prompt) - impl_->cache.reach(impl_->lineage(adapter, salt), prompt);
 }
 
+std::array<std::int64_t, kPromptClasses> Engine::pending_tokens() const {
+  std::array<std::int64_t, kPromptClasses> pending{};
+  for (const auto& [id, s] : impl_->sequences)
+    if (s.runs() && s.pending() > 1) pending[static_cast<std::size_t>(s.prompt)] += s.pending();
+  return pending;
+}
+
+double Engine::prefill_tokens_per_second() const {
+  return impl_->tokens_per_second();
+}
+
 std::int64_t Engine::longest_sequence() const {
   const std::int64_t context = impl_->model.config().max_context;
   std::int64_t low = 0, high = context;  // bytes grow with tokens

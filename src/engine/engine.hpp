@@ -91,6 +91,9 @@ class Engine {
   // Tokens of this prompt that a sequence added now would have to compute.
   std::int64_t uncached_tokens(std::span<const std::int32_t> prompt,
                                const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt);
+  // Tokens of prompts that are still to be computed, by class, and how fast that goes (0: not known yet).
+  std::array<std::int64_t, kPromptClasses> pending_tokens() const;
+  double prefill_tokens_per_second() const;
   // The last of these, asked beforehand; from any thread, as longest_sequence(): how many tokens fit, at most the
   // model's context.
   std::int64_t longest_sequence() const;

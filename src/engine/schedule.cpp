@@ -96,6 +96,19 @@ void StepBudget::ran(std::int64_t tokens, double seconds) {
       std::clamp(static_cast<std::int64_t>(static_cast<double>(tokens_) * factor), std::min(kLeast, most_), most_);
 }
 
+double seconds_to_first_token(std::int64_t tokens, const std::array<std::int64_t, kPromptClasses>& ahead,
+                              double tokens_per_second) {
+  if (tokens_per_second <= 0) return 0;
+  const std::size_t own = index_of(class_of(tokens));
+  const auto mine = static_cast<double>(ahead[own] + tokens);
+  double total = mine;
+  for (std::size_t c = 0; c < kPromptClasses; ++c)
+    if (c != own)
+      total += std::min(static_cast<double>(ahead[c]),
+                        mine * static_cast<double>(kClassShares[c]) / static_cast<double>(kClassShares[own]));
+  return total / tokens_per_second;
+}
+
 std::vector<KeepPoint> keep_points(std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
   constexpr std::int64_t kBlock = numerics::kBlockTokens;
   std::map<std::int64_t, state::Segment> points;

@@ -64,6 +64,12 @@ class StepBudget {
   double best_ = 0;  // tokens per second
 };
 
+// Seconds until a prompt of `tokens` tokens to compute has its first token, when `ahead` of every class wait before it:
+// its own class's work at the class's share, and of the others' as much as their shares take meanwhile. 0: nothing is
+// known of the speed yet.
+double seconds_to_first_token(std::int64_t tokens, const std::array<std::int64_t, kPromptClasses>& ahead,
+                              double tokens_per_second);
+
 // Where in a prompt of `prompt` tokens, of which `from` are computed already, a state is worth keeping for others:
 // `known` (see state::PrefixCache::Hit), the last whole block before its end - what follows the prompt's end often
 // differs from what a later prompt has there -, and every `interior` tokens on the way (0: none). Ascending, each in

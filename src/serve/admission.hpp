@@ -12,8 +12,9 @@ namespace tidelock::serve {
 
 struct WaitingRequest {
   engine::PromptClass prompt = engine::PromptClass::brief;
-  int priority = 0;  // the lower one first
-  int passed = 0;    // times that a later one went before it
+  int priority = 0;         // the lower one first
+  int passed = 0;           // times that a later one went before it
+  std::int64_t tokens = 0;  // of the prompt, that have to be computed
 };
 
 // By priority, then in the given order, in which they came. While the first of them does not fit, one of a smaller

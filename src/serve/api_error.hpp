@@ -16,6 +16,7 @@ class ApiError : public std::runtime_error {
   int status() const { return status_; }
   const std::string& code() const { return code_; }    // "unsupported_parameter", "model_not_found", ...
   const std::string& param() const { return param_; }  // the field concerned; empty: none
+  int retry_after = 1;                                 // seconds, with status 429
   std::string json() const;
 
  private:

@@ -1,6 +1,7 @@
 #include "serve/engine_loop.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/base.hpp"
 
@@ -17,6 +18,16 @@ std::vector<SampledToken> Generation::take() {
 std::string Generation::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+bool Generation::seen() const {
+  const std::lock_guard lock(mutex_);
+  return seen_;
+}
+
+int Generation::retry_after() const {
+  const std::lock_guard lock(mutex_);
+  return retry_after_;
 }
 
 EngineLoop::EngineLoop(const model::Model& model, Team& team, const EngineLoopOptions& options)
@@ -195,11 +206,37 @@ void EngineLoop::classify() {
     arrived.swap(arrived_);
   }
   for (auto& generation : arrived) {
-    const std::int64_t uncached =
-        engine_.uncached_tokens(generation->wanted_.prompt, generation->wanted_.adapter, generation->wanted_.salt);
-    queue_.push_back({engine::class_of(uncached), generation->wanted_.priority});
+    const Wanted& wanted = generation->wanted_;
+    const std::int64_t tokens = engine_.uncached_tokens(wanted.prompt, wanted.adapter, wanted.salt);
+    const double limit = options_.first_token_seconds, expected = limit > 0 ? expected_first_token(tokens) : 0;
+    const bool late = expected > limit;
+    {
+      const std::lock_guard lock(generation->mutex_);
+      generation->seen_ = true;
+      if (late) {
+        generation->failure_ =
+            fmt::format("its first token would come in about {:.0f} s; the limit is {:g} s", expected, limit);
+        generation->retry_after_ = std::max(1, static_cast<int>(std::ceil(expected - limit)));
+      }
+    }
+    if (limit > 0) generation->wake_();
+    if (late) {
+      const std::lock_guard lock(mutex_);
+      --waiting_;
+      ++counters_.refused;
+      continue;
+    }
+    queue_.push_back({engine::class_of(tokens), wanted.priority, 0, tokens});
     queued_.push_back(std::move(generation));
   }
+}
+
+// With all that runs and waits before it. 0 where nothing does: to ask again would not help.
+double EngineLoop::expected_first_token(std::int64_t tokens) const {
+  auto ahead = engine_.pending_tokens();
+  for (const WaitingRequest& request : queue_) ahead[static_cast<std::size_t>(request.prompt)] += request.tokens;
+  if (std::ranges::all_of(ahead, [](std::int64_t n) { return n == 0; })) return 0;
+  return engine::seconds_to_first_token(tokens, ahead, engine_.prefill_tokens_per_second());
 }
 
 void EngineLoop::admit() {

@@ -46,6 +46,10 @@ class Generation {
   std::vector<SampledToken> take();
   // Empty, or why the engine gave this request up; nothing follows then.
   std::string failure() const;
+  // Whether the engine has taken it into its queue or refused it; and, when it was refused because its first token
+  // would come too late, after how many seconds to ask again (else 0).
+  bool seen() const;
+  int retry_after() const;
 
  private:
   friend class EngineLoop;
@@ -55,6 +59,8 @@ class Generation {
   mutable std::mutex mutex_;
   std::vector<SampledToken> tokens_;
   std::string failure_;
+  bool seen_ = false;
+  int retry_after_ = 0;
 };
 
 struct EngineLoopOptions {
@@ -64,14 +70,15 @@ struct EngineLoopOptions {
   bool reuse = true;                                // likewise
   std::filesystem::path disk_folder = {};           // likewise
   std::uint64_t disk_limit = 0;
-  double step_seconds = 0.02;  // likewise
+  double step_seconds = 0.02;      // likewise
+  double first_token_seconds = 0;  // requests whose first token is expected later are refused; 0: none
 };
 
 // What the loop counts; read by any thread.
 struct EngineLoopCounters {
   std::int64_t running = 0, waiting = 0;  // sequences, requests; now
   bool paused = false;
-  std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0;
+  std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0, refused = 0;
   std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
   state::PrefixCacheCounters reuse;
   state::DiskCounters disk;
@@ -124,6 +131,7 @@ class EngineLoop {
   void count();  // locked
   void admit();
   void classify();
+  double expected_first_token(std::int64_t tokens) const;
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);

@@ -99,7 +99,18 @@ asio::awaitable<void> finish_stream(Work& work, bool whole) {
   co_await send_last_chunk(work.service, work.stream);
 }
 
+// Waits until the engine has seen the request, where it may refuse it: a refusal has a status of its own.
+asio::awaitable<void> be_seen(Work& work) {
+  if (work.service.options.first_token_seconds <= 0) co_return;
+  while (!work.generation->seen()) co_await work.bell->wait();
+  if (work.generation->retry_after() == 0) co_return;
+  ApiError error(429, "server_busy", work.generation->failure());
+  error.retry_after = work.generation->retry_after();
+  throw error;
+}
+
 asio::awaitable<void> answer(Work& work) {
+  co_await be_seen(work);
   if (work.request.stream) {
     work.header_sent = true;
     co_await send_stream_header(work.service, work.stream, work.http_request, "text/event-stream; charset=utf-8");
@@ -107,7 +118,7 @@ asio::awaitable<void> answer(Work& work) {
     for (const std::string& chunk : work.answer.begin()) text += event(chunk);
     if (!text.empty()) co_await send_chunk(work.service, work.stream, text);
   }
-  bool whole = true;
+  bool whole = co_await pump(work);  // the bell may have rung for tokens already
   while (whole && !work.answer.done()) {
     co_await work.bell->wait();
     whole = co_await pump(work);

@@ -100,6 +100,8 @@ std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
   one("tidelock_engine_steps_total", "counter", "Batches that the engine ran.", engine.steps);
   one("tidelock_engine_failed_steps_total", "counter", "Batches that failed.", engine.failed_steps);
   one("tidelock_requests_cancelled_total", "counter", "Requests whose client went away.", engine.cancelled);
+  one("tidelock_requests_refused_total", "counter", "Requests whose first token would have come too late.",
+      engine.refused);
   one("tidelock_connections_refused_total", "counter", "Connections beyond the limit.", refused_connections_);
   out += "# HELP tidelock_responses_total Responses by path and status.\n# TYPE tidelock_responses_total counter\n";
   for (const auto& [key, count] : responses_)

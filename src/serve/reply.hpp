@@ -15,6 +15,7 @@ struct Reply {
   const char* type = "application/json";
   std::string allow = {};                                         // of 405
   std::vector<std::pair<std::string, std::string>> headers = {};  // further ones
+  int retry_after = 1;                                            // seconds, of 429
 };
 
 }  // namespace tidelock::serve

@@ -74,7 +74,9 @@ const RouteEntry* find(const std::string& path, http::verb verb) {
 }  // namespace
 
 Reply error_reply(const ApiError& error) {
-  return {error.status(), error.json()};
+  Reply reply{error.status(), error.json()};
+  reply.retry_after = error.retry_after;
+  return reply;
 }
 
 // What a path is called in the metrics: unknown ones share a name, so that nobody can fill the table.

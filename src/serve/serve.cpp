@@ -72,7 +72,7 @@ void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::sh
   Adapters adapters(model, options.model_id, std::move(adapter), options.adapters);
   EngineLoop engine(model, team,
                     {options.sequences, options.queue, options.state_bytes, options.reuse, options.state_folder,
-                     options.state_disk_bytes, options.step_seconds});
+                     options.state_disk_bytes, options.step_seconds, options.first_token_seconds});
   if (engine.longest_sequence() < 1)
     fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
          bytes_text(options.state_bytes));

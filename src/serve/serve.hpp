@@ -34,6 +34,7 @@ struct ServeOptions : HttpOptions {
   std::filesystem::path adapters;                   // adapters below it may be loaded; empty: none
   std::size_t sequences = 64;                       // that the engine runs at once
   double step_seconds = 0.02;                       // that a step with prompts in it is to take, about
+  double first_token_seconds = 0;                   // requests whose first token would come later are refused; 0: none
   std::size_t queue = 256;                          // requests that may wait; more are turned away (429)
   std::size_t state_bytes = state::Pool::kNoLimit;  // limit on the memory of sequences' state, running and kept
   bool reuse = true;                                // keep states of prompts and answers for those that start alike

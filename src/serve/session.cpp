@@ -108,7 +108,7 @@ asio::awaitable<void> send_reply(HttpHandler& handler, Stream& stream, const Htt
   http::response<http::string_body> response(static_cast<http::status>(reply.status), request.version());
   if (reply.status != 204) response.set(http::field::content_type, reply.type);
   if (!reply.allow.empty()) response.set(http::field::allow, reply.allow);
-  if (reply.status == 429) response.set(http::field::retry_after, "1");
+  if (reply.status == 429) response.set(http::field::retry_after, std::to_string(reply.retry_after));
   if (reply.status == 401) response.set(http::field::www_authenticate, "Bearer");
   for (const auto& [name, value] : reply.headers) response.set(name, value);
   response.keep_alive(request.keep_alive() && !close);

@@ -16,6 +16,31 @@ from harness import NANO  # noqa: E402
 from serve_harness import QUESTION, ServeCase  # noqa: E402
 
 
+class Lateness(ServeCase):
+    def test_who_would_wait_too_long_is_told_at_once(self):
+        server = self.serve("--first-token-limit", "0.2", "--no-prefix-reuse", "--threads", "1")
+        prompt = lambda i: [(i * 131 + j * j) % 400 + 7 for j in range(3500)]  # noqa: E731
+        self.assertEqual(server.complete(prompt=prompt(0), max_tokens=1)[0].status, 200)  # long, but nobody is before it
+        answers = {}
+
+        def ask(i):
+            response, body = server.complete(prompt=prompt(i), max_tokens=1, stream=i % 2 == 0)
+            answers[i] = (response.status, response.getheader("Retry-After"), body)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(1, 11)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        refused = [a for a in answers.values() if a[0] == 429]
+        self.assertEqual({a[0] for a in answers.values()}, {200, 429}, answers)
+        for _, after, body in refused:
+            self.assertGreaterEqual(int(after), 1)
+            self.assertIn("first token", body["error"]["message"])
+        self.assertEqual(server.metric("tidelock_requests_refused_total"), len(refused))
+        self.assertEqual(server.complete()[0].status, 200)
+
+
 class Administration(ServeCase):
     ADMIN = {"Authorization": "Bearer root"}
 

@@ -148,6 +148,14 @@ TEST(Budget, StepsStayLongWhereShortOnesDoNotPay) {
   EXPECT_EQ(unbound.tokens(), 2048);
 }
 
+TEST(FirstToken, IsTheOwnClassesWorkAndTheOthersShares) {
+  EXPECT_DOUBLE_EQ(seconds_to_first_token(800, {0, 0, 0, 0}, 100), 8);
+  EXPECT_DOUBLE_EQ(seconds_to_first_token(800, {800, 0, 0, 0}, 100), 16);
+  EXPECT_DOUBLE_EQ(seconds_to_first_token(640, {0, 0, 0, 1000000}, 100), 6.5) << "the long one's share, meanwhile";
+  EXPECT_DOUBLE_EQ(seconds_to_first_token(200000, {800, 0, 0, 0}, 100), 2008) << "all of the short ones' work";
+  EXPECT_DOUBLE_EQ(seconds_to_first_token(800, {800, 0, 0, 0}, 0), 0) << "nothing is known yet";
+}
+
 TEST(KeepPoints, AreTheJunctionTheLastBlockAndEveryInterval) {
   const auto positions = [](std::int64_t from, std::int64_t known, std::int64_t prompt, std::int64_t interior) {
     std::string text;
