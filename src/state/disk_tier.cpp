@@ -60,6 +60,25 @@ DiskTier::Index::Path DiskTier::path_of(CheckpointId id) {
 
 // ---- what was there at the start ------------------------------------------------------------------------------------
 
+// The nodes of a chain (deepest block first) of the lineage. Null when one of that name stands elsewhere: no true chain
+// of hashes has such.
+DiskTier::Index::Node* DiskTier::take_in(const Digest& lineage, std::span<const SegmentStore::Found* const> chain) {
+  const Index::Node* above = index_.node(lineage);
+  if (above != nullptr && above->parent != nullptr) return nullptr;
+  for (auto block = chain.rbegin(); block != chain.rend(); ++block) {
+    const Digest& digest = (*block)->info.node;
+    const Index::Node* there = index_.node(digest);
+    if (digest == lineage || (there != nullptr && (above == nullptr || there->parent != above))) return nullptr;
+    above = there;
+  }
+  Index::Node* node = &index_.node_at(lineage, nullptr);
+  for (auto block = chain.rbegin(); block != chain.rend(); ++block) {
+    node = &index_.node_at((*block)->info.node, node);
+    node->block.location = (*block)->location;
+  }
+  return node;
+}
+
 // Takes in the states whose records are all there; what no state needs is given back.
 void DiskTier::adopt() {
   const std::vector<SegmentStore::Found> found = store_.take_found();
@@ -90,10 +109,10 @@ void DiskTier::adopt() {
       useless.push_back(record.location);
       continue;
     }
-    Index::Node* node = &index_.node_at(at, nullptr);
-    for (auto block = chain.rbegin(); block != chain.rend(); ++block) {
-      node = &index_.node_at((*block)->info.node, node);
-      node->block.location = (*block)->location;
+    Index::Node* node = take_in(at, chain);
+    if (node == nullptr) {
+      useless.push_back(record.location);
+      continue;
     }
     const CheckpointId id = next_id_++;
     index_.attach(id, node, record.info.tail);
@@ -102,7 +121,8 @@ void DiskTier::adopt() {
     ++counters_.found;
   }
   for (const auto& [digest, record] : blocks)
-    if (index_.node(digest) == nullptr) useless.push_back(record->location);
+    if (const Index::Node* node = index_.node(digest); node == nullptr || node->block.location != record->location)
+      useless.push_back(record->location);
   for (const Location& one : useless) used_bytes_ -= one.bytes;
   discard(std::move(useless));
   make_room(0);

@@ -112,6 +112,7 @@ class DiskTier {
   bool make_room(std::uint64_t bytes);
   void discard(std::vector<Location> locations);
   void adopt();
+  Index::Node* take_in(const Digest& lineage, std::span<const SegmentStore::Found* const> chain);
   void forget_behind(const Digest& node);
 
   Pool& pool_;
