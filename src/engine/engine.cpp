@@ -238,7 +238,7 @@ void Engine::remove(SequenceId id, bool spoilt) {
     heir.load = std::move(s.load);
     heir.known = s.known;
   } else if (impl_->options.reuse && !spoilt && s.state.position() > 0) {
-    const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+    const auto done = s.done();  // before its state goes
     impl_->cache.insert(s.lineage, done, std::move(s.state), state::Segment::protected_use);
   }
   impl_->sequences.erase(id);

@@ -33,6 +33,10 @@ struct Sequence {
   int priority = 0;
 
   std::int64_t pending() const { return static_cast<std::int64_t>(tokens.size()) - state.position(); }
+  // The tokens that its state stands for.
+  std::span<const std::int32_t> done() const {
+    return std::span(tokens).first(static_cast<std::size_t>(state.position()));
+  }
   bool runs() const { return status == Status::prefill || status == Status::decode; }
   // Tokens of the next step, at most: it ends where a state is to be kept.
   std::int64_t next() const {
@@ -85,6 +89,8 @@ struct Engine::Impl {
   // Between kept states inside a prompt: as many tokens as weigh 0.6 of a recurrent part (state/ spec, 1.4).
   std::int64_t interior() const;
   void keep_state(Sequence& s);
+  // Keeps a copy of its state, if there is room.
+  void keep_copy(Sequence& s, state::Segment segment);
   // How fast prompts are computed: of steps that were mostly prefill.
   void count_time(std::span<const StepPlanItem> items, double seconds);
   double tokens_per_second() const;

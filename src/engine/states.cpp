@@ -80,10 +80,8 @@ void Engine::Impl::finish_loads() {
         start(s);
         continue;
       }
-      const auto done = std::span(s.tokens).first(static_cast<std::size_t>(state->position()));
-      if (make_room(layout.recurrent_bytes()))
-        cache.insert(s.lineage, done, state->fork(), state::Segment::protected_use);
       begin_at(s, std::move(*state));
+      keep_copy(s, state::Segment::protected_use);
     }
 }
 
@@ -104,9 +102,12 @@ std::int64_t Engine::Impl::interior() const {
 
 void Engine::Impl::keep_state(Sequence& s) {
   if (s.keep.empty() || s.state.position() != s.keep.front().position) return;
-  const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
-  if (make_room(layout.recurrent_bytes())) cache.insert(s.lineage, done, s.state.fork(), s.keep.front().segment);
+  keep_copy(s, s.keep.front().segment);
   s.keep.erase(s.keep.begin());
+}
+
+void Engine::Impl::keep_copy(Sequence& s, state::Segment segment) {
+  if (make_room(layout.recurrent_bytes())) cache.insert(s.lineage, s.done(), s.state.fork(), segment);
 }
 
 double Engine::Impl::tokens_per_second() const {
@@ -161,7 +162,7 @@ bool Engine::Impl::set_back_youngest(SequenceId but) {
   }
   if (s.state.position() > 0) {
     ++counters.set_back;
-    const auto done = std::span(s.tokens).first(static_cast<std::size_t>(s.state.position()));
+    const auto done = s.done();  // before its state goes
     if (options.reuse) cache.set_aside(s.lineage, done, std::move(s.state), tokens_per_second());
   }
   s.state.release();

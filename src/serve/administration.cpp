@@ -5,12 +5,6 @@
 namespace tidelock::serve {
 namespace {
 
-Json read_object(const HttpRequest& request) {
-  Json body = Json::parse(request.body(), nullptr, false);
-  if (!body.is_object()) throw ApiError(400, "invalid_json", "the body is no JSON object");
-  return body;
-}
-
 Reply pause_status(Service& service) {
   const EngineLoopCounters counters = service.engine.counters();
   return {200, Json{{"paused", counters.paused}, {"running", counters.running}, {"waiting", counters.waiting}}.dump()};
@@ -19,7 +13,7 @@ Reply pause_status(Service& service) {
 }  // namespace
 
 Reply load_adapter_route(Service& service, const HttpRequest& request) {
-  const Json body = read_object(request);
+  const Json body = parse_body(request.body());
   Fields fields(body, "");
   const std::string name = fields.require_text("lora_name"), path = fields.text("lora_path").value_or(name);
   fields.finish();
@@ -28,7 +22,7 @@ Reply load_adapter_route(Service& service, const HttpRequest& request) {
 }
 
 Reply unload_adapter_route(Service& service, const HttpRequest& request) {
-  const Json body = read_object(request);
+  const Json body = parse_body(request.body());
   Fields fields(body, "");
   const std::string name = fields.require_text("lora_name");
   fields.finish();
@@ -37,7 +31,7 @@ Reply unload_adapter_route(Service& service, const HttpRequest& request) {
 }
 
 Reply pause_route(Service& service, const HttpRequest& request) {
-  const Json body = request.body().empty() ? Json::object() : read_object(request);
+  const Json body = request.body().empty() ? Json::object() : parse_body(request.body());
   Fields fields(body, "");
   const std::string mode = fields.choice("mode", {"abort", "wait", "keep"}).value_or("wait");
   fields.finish();

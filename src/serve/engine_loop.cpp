@@ -31,14 +31,7 @@ int Generation::retry_after() const {
 }
 
 EngineLoop::EngineLoop(const model::Model& model, Team& team, const EngineLoopOptions& options)
-    : options_(options),
-      engine_(model, team,
-              {.step_seconds = options.step_seconds,
-               .state_limit = options.state_limit,
-               .reuse = options.reuse,
-               .disk_folder = options.disk_folder,
-               .disk_limit = options.disk_limit}),
-      thread_([this] { run(); }) {}
+    : options_(options), engine_(model, team, options.engine), thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {
   stop();
@@ -188,12 +181,12 @@ void EngineLoop::run() {
 
 // What the requests that end here have computed is kept, too: their clients will ask again.
 void EngineLoop::wind_up() {
-  if (options_.disk_folder.empty()) return;
+  if (options_.engine.disk_folder.empty()) return;
   const std::int64_t before = engine_.disk_counters().stored_bytes;
   while (!running_.empty()) drop(running_.begin()->first);
   engine_.write_back();
   const state::DiskCounters disk = engine_.disk_counters();
-  spdlog::info("{}: {} states, {} in all, of which {} were written now", options_.disk_folder.string(),
+  spdlog::info("{}: {} states, {} in all, of which {} were written now", options_.engine.disk_folder.string(),
                disk.checkpoints, bytes_text(static_cast<std::size_t>(disk.used_bytes)),
                bytes_text(static_cast<std::size_t>(disk.stored_bytes - before)));
 }

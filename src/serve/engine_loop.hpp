@@ -64,13 +64,9 @@ class Generation {
 };
 
 struct EngineLoopOptions {
-  std::size_t running = 64;                         // sequences that run at once
-  std::size_t waiting = 256;                        // requests that wait for their turn (admission.hpp)
-  std::size_t state_limit = state::Pool::kNoLimit;  // see engine::EngineOptions
-  bool reuse = true;                                // likewise
-  std::filesystem::path disk_folder = {};           // likewise
-  std::uint64_t disk_limit = 0;
-  double step_seconds = 0.02;      // likewise
+  std::size_t running = 64;   // sequences that run at once
+  std::size_t waiting = 256;  // requests that wait for their turn (admission.hpp)
+  engine::EngineOptions engine = {.step_seconds = 0.02, .reuse = true};
   double first_token_seconds = 0;  // requests whose first token is expected later are refused; 0: none
 };
 

@@ -8,6 +8,14 @@ std::string shown(const Json& value) {
   return text;
 }
 
+Json parse_body(std::string_view body) {
+  try {
+    return model::parse_json(body, "the body", {.code = ErrorCode::invalid_argument});
+  } catch (const Error& error) {
+    throw ApiError(400, "invalid_json", error.what());
+  }
+}
+
 Fields::Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {
   if (!object.is_object())
     throw ApiError(400, "invalid_type",

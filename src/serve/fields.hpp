@@ -46,6 +46,9 @@ class Fields {
   std::set<std::string, std::less<>> known_;
 };
 
+// A request's body. Throws ApiError{400}.
+Json parse_body(std::string_view body);
+
 // A value for a message, shortened.
 std::string shown(const Json& value);
 

@@ -12,14 +12,6 @@ namespace {
 
 constexpr std::size_t kStopStrings = 16, kStopBytes = 256, kLongestSalt = 256;
 
-Json parse(std::string_view body) {
-  try {
-    return model::parse_json(body, "the body", {.code = ErrorCode::invalid_argument});
-  } catch (const Error& error) {
-    throw ApiError(400, "invalid_json", error.what());
-  }
-}
-
 // The weights that the request names.
 Weights read_model(Fields& fields, const RequestContext& context, std::string* named = nullptr) {
   const std::string name = fields.require_text("model");
@@ -152,7 +144,7 @@ auto telling_errors(Body&& body) {
 
 GenerateRequest read_chat_request(std::string_view body, const RequestContext& context) {
   return telling_errors([&] {
-    const Json document = parse(body);
+    const Json document = parse_body(body);
     Fields fields(document, "");
     GenerateRequest request;
     request.weights = read_model(fields, context, &request.model);
@@ -177,7 +169,7 @@ GenerateRequest read_chat_request(std::string_view body, const RequestContext& c
 
 GenerateRequest read_completion_request(std::string_view body, const RequestContext& context) {
   return telling_errors([&] {
-    const Json document = parse(body);
+    const Json document = parse_body(body);
     Fields fields(document, "");
     GenerateRequest request;
     request.weights = read_model(fields, context, &request.model);
@@ -195,7 +187,7 @@ GenerateRequest read_completion_request(std::string_view body, const RequestCont
 
 std::string tokenize(std::string_view body, const RequestContext& context) {
   return telling_errors([&] {
-    const Json document = parse(body);
+    const Json document = parse_body(body);
     Fields fields(document, "");
     if (fields.find("model") != nullptr) read_model(fields, context);
     std::vector<std::int32_t> ids;
@@ -216,7 +208,7 @@ std::string tokenize(std::string_view body, const RequestContext& context) {
 
 std::string detokenize(std::string_view body, const RequestContext& context) {
   return telling_errors([&] {
-    const Json document = parse(body);
+    const Json document = parse_body(body);
     Fields fields(document, "");
     if (fields.find("model") != nullptr) read_model(fields, context);
     const Json& list = fields.require("tokens");

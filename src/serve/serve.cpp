@@ -71,8 +71,14 @@ void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::sh
   ServerMetrics metrics;
   Adapters adapters(model, options.model_id, std::move(adapter), options.adapters);
   EngineLoop engine(model, team,
-                    {options.sequences, options.queue, options.state_bytes, options.reuse, options.state_folder,
-                     options.state_disk_bytes, options.step_seconds, options.first_token_seconds});
+                    {.running = options.sequences,
+                     .waiting = options.queue,
+                     .engine = {.step_seconds = options.step_seconds,
+                                .state_limit = options.state_bytes,
+                                .reuse = options.reuse,
+                                .disk_folder = options.state_folder,
+                                .disk_limit = options.state_disk_bytes},
+                     .first_token_seconds = options.first_token_seconds});
   if (engine.longest_sequence() < 1)
     fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
          bytes_text(options.state_bytes));

@@ -51,11 +51,10 @@ RecordInfo DiskTier::info_of(CheckpointId id, std::size_t depth) const {
   return {RecordInfo::Kind::checkpoint, place.node->digest, {}, depth, place.tail, checkpoints_.at(id).segment};
 }
 
-DiskTier::Index::Path DiskTier::path_of(CheckpointId id) {
-  Index::Path path;
-  for (Index::Node* node = index_.place(id).node; node != nullptr; node = node->parent) path.push_back(node);
-  std::ranges::reverse(path);
-  return path;
+bool DiskTier::whole_chain(CheckpointId id) const {
+  for (const Index::Node* node = index_.place(id).node; node->parent != nullptr; node = node->parent)
+    if (!node->block.location) return false;
+  return true;
 }
 
 // ---- what was there at the start ------------------------------------------------------------------------------------
@@ -212,10 +211,8 @@ void DiskTier::settle(const Ended& ended) {
     if (written) block.location = ended.locations[i];
   }
   if (written) checkpoints_.at(ended.id).location = ended.locations.back();
-  const Index::Path path = path_of(ended.id);
   // A store before this one, which was to write a part of its chain, may have failed.
-  const bool whole = written && std::all_of(path.begin() + 1, path.end(),
-                                            [](const Index::Node* node) { return node->block.location.has_value(); });
+  const bool whole = written && whole_chain(ended.id);
   if (whole) {
     order_.insert(ended.id, ended.bytes, checkpoints_.at(ended.id).segment);
     ++counters_.stored;
@@ -397,8 +394,7 @@ void DiskTier::check() const {
          "a state that is there has no turn, or the other way round");
     if (!checkpoint.location) continue;
     bytes += checkpoint.location->bytes;
-    for (const Index::Node* node = index_.place(id).node; node->parent != nullptr; node = node->parent)
-      want(node->block.location.has_value(), "a state lacks a block");
+    want(whole_chain(id), "a state lacks a block");
   }
   for (const auto& [digest, node] : index_.nodes()) {
     want(node.below > 0, "a node cannot be reached");

@@ -102,7 +102,7 @@ class DiskTier {
     std::uint64_t bytes;
   };
   struct Job;
-  Index::Path path_of(CheckpointId id);
+  bool whole_chain(CheckpointId id) const;  // every block of it is there
   static RecordInfo info_of(const Index::Node& node, std::size_t depth);
   RecordInfo info_of(CheckpointId id, std::size_t depth) const;
   std::shared_ptr<Job> prepare(const PrefixCache::View& view, CheckpointId id);

@@ -4,7 +4,6 @@
 
 #include <bit>
 #include <cstring>
-#include <new>
 
 namespace tidelock::state {
 namespace {
@@ -66,23 +65,6 @@ std::optional<ReadHead> read_head(std::span<const std::byte, kHeadBytes> bytes, 
       {kind, head.node, head.parent, head.depth, {tail.begin(), tail.end()}, static_cast<Segment>(head.segment)},
       head.content_bytes,
       head.content_hash};
-}
-
-ContentHasher::ContentHasher() : state_(XXH3_createState()) {
-  if (state_ == nullptr) throw std::bad_alloc();
-  reset();
-}
-ContentHasher::~ContentHasher() {
-  XXH3_freeState(static_cast<XXH3_state_t*>(state_));
-}
-void ContentHasher::reset() {
-  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_));
-}
-void ContentHasher::add(std::span<const std::byte> bytes) {
-  XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), bytes.data(), bytes.size());
-}
-ContentHash ContentHasher::result() const {
-  return std::bit_cast<ContentHash>(XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_)));
 }
 
 }  // namespace tidelock::state

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/content_hasher.hpp"
 #include "state/digest.hpp"
 #include "state/segment.hpp"
 
@@ -26,7 +27,6 @@ struct RecordInfo {
 
 inline constexpr std::size_t kPage = 4096, kHeadBytes = 512;
 using RecordHead = std::array<std::byte, kHeadBytes>;
-using ContentHash = std::array<std::byte, 16>;
 
 struct ReadHead {
   RecordInfo info;
@@ -39,20 +39,5 @@ RecordHead write_head(const RecordInfo& info, const Digest& identity, std::uint6
                       const ContentHash& hash);
 // Nothing when these bytes are not a head of this identity, whole and unchanged.
 std::optional<ReadHead> read_head(std::span<const std::byte, kHeadBytes> bytes, const Digest& identity);
-
-// XXH3, 128 bits, of what is added.
-class ContentHasher {
- public:
-  ContentHasher();
-  ~ContentHasher();
-  ContentHasher(const ContentHasher&) = delete;
-  ContentHasher& operator=(const ContentHasher&) = delete;
-  void reset();
-  void add(std::span<const std::byte> bytes);
-  ContentHash result() const;
-
- private:
-  void* state_;
-};
 
 }  // namespace tidelock::state

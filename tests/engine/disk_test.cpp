@@ -95,7 +95,7 @@ TEST_P(Disk, AChangedStateWouldBeSeen) {
       ASSERT_TRUE(head);
       const auto content = raw.subspan(at + state::kHeadBytes, head->content_bytes);
       for (std::size_t i = 1; i < content.size(); i += 64) content[i] ^= std::byte{0x11};
-      state::ContentHasher hasher;
+      ContentHasher hasher;
       hasher.add(content);
       const auto forged = state::write_head(head->info, identity, head->content_bytes, hasher.result());
       std::copy(forged.begin(), forged.end(), raw.begin() + static_cast<std::ptrdiff_t>(at));
