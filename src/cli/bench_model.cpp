@@ -24,6 +24,7 @@ struct Test {
 
 struct BenchModelOptions {
   std::string model;
+  WeightOptions weights;
   std::vector<std::int64_t> prompt{512}, generate{128}, depth{0};
   std::int64_t sequences = 1;
   int threads = 0, repetitions = 5;
@@ -181,9 +182,9 @@ std::vector<Test> list_tests(const BenchModelOptions& o) {
 
 int run(const BenchModelOptions& o) {
   const auto source = model::open_weights(o.model);
-  const auto model = model::load_model(*source, false);
   const int threads = resolve_threads(o.threads);
   Team team(threads);
+  const auto model = load_weights(*source, o.weights, team);
   Runner runner(*model, team);
   if (o.interactive) return answer_lines(runner, *source, *model, threads);
   nlohmann::json all = nlohmann::json::array();
@@ -213,6 +214,7 @@ Action add_bench_model(CLI::App& app) {
   app.add_option("-s,--sequences", o->sequences, "sequences decoded at once")->check(CLI::Range(1, 4096));
   app.add_option("-r", o->repetitions, "repetitions, after one that is not counted")->check(CLI::Range(1, 1000));
   app.add_option("-t,--threads", o->threads, "threads; 0: all cores")->check(CLI::Range(0, 1024));
+  add_weights(app, o->weights);
   app.add_flag("--json", o->json, "the fields of llama-bench");
   app.add_flag("--interactive", o->interactive,
                "a test for each line \"PROMPT GENERATE DEPTH SEQUENCES\" of standard input, answered by its seconds "

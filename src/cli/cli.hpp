@@ -4,7 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
+
+#include "base/team.hpp"
+#include "model/packed_weights.hpp"
 
 namespace tidelock::cli {
 
@@ -26,5 +31,13 @@ Action add_bench_model(CLI::App& app);
 // --threads for every verb that computes; 0 stands for all cores this process may use.
 void add_threads(CLI::App& app, int& threads);
 int resolve_threads(int threads);
+
+// --weights and --packed for every verb that runs a model without training it.
+struct WeightOptions {
+  std::string place = "memory", packed;
+};
+void add_weights(CLI::App& app, WeightOptions& options);
+std::unique_ptr<model::Model> load_weights(model::WeightSource& source, const WeightOptions& options, Team& team);
+std::unique_ptr<model::Model> load_weights(const std::string& path, const WeightOptions& options, Team& team);
 
 }  // namespace tidelock::cli

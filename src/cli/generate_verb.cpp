@@ -14,6 +14,7 @@ namespace {
 
 struct GenerateOptions {
   std::string model, prompt, chat, system, adapter, tools;
+  WeightOptions weights;
   engine::SamplingParams sampling;
   std::int64_t seed = 0;
   int threads = 0;
@@ -74,14 +75,14 @@ int run(GenerateOptions& o) {
                 "--prompt continues text, --chat asks as a user");
   if (o.chat.empty() && (!o.system.empty() || !o.tools.empty()))
     throw Error(ErrorCode::invalid_argument, "--system and --tools go with --chat");
-  const auto model = model::load_model(o.model, false);
+  Team team(resolve_threads(o.threads));
+  const auto model = load_weights(o.model, o.weights, team);
   const auto tokenizer = model::load_tokenizer(o.model);
   std::shared_ptr<const model::Adapter> adapter;
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
   o.sampling.seed = static_cast<std::uint64_t>(o.seed);
   o.sampling.stop_tokens = model->config().end_tokens;
   if (!o.chat.empty()) o.sampling.stop_tokens.push_back(model::end_of_turn(tokenizer));
-  Team team(resolve_threads(o.threads));
   engine::Engine engine(*model, team);
   const auto prompt = make_prompt(o, tokenizer);
   const auto id = engine.add(prompt, std::span(&o.sampling, 1), adapter).front();
@@ -124,6 +125,7 @@ Action add_generate(CLI::App& app) {
   app.add_option("--top-k", o->sampling.top_k, "0: no limit");
   app.add_option("--seed", o->seed, "of the sampler: the same seed gives the same text")->check(CLI::NonNegativeNumber);
   app.add_flag("--stats", o->stats, "counts on standard error");
+  add_weights(app, o->weights);
   add_threads(app, o->threads);
   return [o] { return run(*o); };
 }

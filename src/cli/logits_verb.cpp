@@ -9,14 +9,19 @@ namespace {
 
 constexpr std::int64_t kChunk = 512;  // rows of one pass
 
-int run_logits(const std::string& folder, const std::string& tokens_path, const std::string& out,
-               const std::string& adapter_path, int threads) {
-  const auto model = model::load_model(folder, false);
+struct LogitsOptions {
+  std::string model, tokens, out, adapter;
+  WeightOptions weights;
+  int threads = 0;
+};
+
+int run_logits(const LogitsOptions& o) {
+  Team team(resolve_threads(o.threads));
+  const auto model = load_weights(o.model, o.weights, team);
   std::unique_ptr<model::Adapter> adapter;
-  if (!adapter_path.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, adapter_path));
-  const std::vector<std::int32_t> tokens = model::read_tokens(tokens_path);
-  if (tokens.empty()) fail(ErrorCode::invalid_argument, "{} holds no tokens", tokens_path);
-  Team team(resolve_threads(threads));
+  if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
+  const std::vector<std::int32_t> tokens = model::read_tokens(o.tokens);
+  if (tokens.empty()) fail(ErrorCode::invalid_argument, "{} holds no tokens", o.tokens);
   const model::StateLayout layout(model->config());
   state::Pool pool(layout);
   state::SequenceState sequence(pool);
@@ -32,24 +37,21 @@ int run_logits(const std::string& folder, const std::string& tokens_path, const 
     sequence.advance(rows);
     model::head_forward(*model, hidden, rows, logits.data() + at * vocab, workspace, team);
   }
-  model::write_npy(out, logits, {n, vocab});
+  model::write_npy(o.out, logits, {n, vocab});
   return 0;
 }
 
 }  // namespace
 
 Action add_logits(CLI::App& app) {
-  struct Options {
-    std::string model, tokens, out, adapter;
-    int threads = 0;
-  };
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<LogitsOptions>();
   app.add_option("model", o->model, "checkpoint folder (config.json, safetensors) or .gguf file")->required();
   app.add_option("--tokens", o->tokens, "token ids: .npy (int32, int64) or text separated by white space")->required();
   app.add_option("--out", o->out, ".npy to write: float32 [tokens, vocab]")->required();
   app.add_option("--adapter", o->adapter, "PEFT folder of an adapter");
+  add_weights(app, o->weights);
   add_threads(app, o->threads);
-  return [o] { return run_logits(o->model, o->tokens, o->out, o->adapter, o->threads); };
+  return [o] { return run_logits(*o); };
 }
 
 }  // namespace tidelock::cli

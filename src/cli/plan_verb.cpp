@@ -54,7 +54,7 @@ void print_ledger(const char* title, const std::vector<model::LedgerLine>& lines
 void print_verdict(const model::Plan& p, const model::PlanRequest& r) {
   const std::uint64_t needed = p.weight_bytes + p.state_bytes + p.workspace_bytes;
   fmt::print("\nmemory        {} needed, {} given: {}\n", bytes_text(needed), bytes_text(r.memory),
-             p.fits ? "fits" : "does not fit; this build refuses to load it");
+             p.fits ? "fits" : "does not fit; refused without --weights mmap");
   if (!p.fits)
     fmt::print("streamed      {} of {} would stay in memory, {} a step would come from NVMe\n",
                bytes_text(p.resident_bytes), bytes_text(p.weight_bytes + p.state_bytes), bytes_text(p.streamed_bytes));

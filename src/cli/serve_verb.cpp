@@ -11,6 +11,7 @@ namespace {
 
 struct ServeOptions {
   std::string model, adapter, keys, admin_keys, adapters, state_memory, state_folder, state_disk = "10G";
+  WeightOptions weights;
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
   int threads = 0;
@@ -21,7 +22,8 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 int run(ServeOptions& o) {
-  const auto model = model::load_model(o.model, false);
+  Team team(resolve_threads(o.threads));
+  const auto model = load_weights(o.model, o.weights, team);
   const auto tokenizer = model::load_tokenizer(o.model);
   std::shared_ptr<const model::Adapter> adapter;
   if (!o.adapter.empty()) adapter = model::make_adapter(*model, model::load_adapter(*model, o.adapter));
@@ -39,7 +41,6 @@ int run(ServeOptions& o) {
     fmt::print("{} at http://{}:{}/v1\n", o.serve.model_id, o.serve.host, port);
     std::fflush(stdout);
   };
-  Team team(resolve_threads(o.threads));
   serve::serve(*model, tokenizer, adapter, team, o.serve);
   return 0;
 }
@@ -97,6 +98,7 @@ Action add_serve(CLI::App& app) {
   app.add_option("--http-threads", o->serve.http_threads, "threads for connections, beside those that compute")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  add_weights(app, o->weights);
   add_threads(app, o->threads);
   return [o] { return run(*o); };
 }

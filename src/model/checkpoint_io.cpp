@@ -7,9 +7,8 @@
 #include "model/weight_source.hpp"
 
 namespace tidelock::model {
-namespace {
 
-void load_parameter(const WeightSource& source, ParameterId id, Model& model, const ValueSink& raw) {
+void load_parameter(const WeightSource& source, ParameterId id, Model& model) {
   const ParameterKind kind = model.parameter(id).kind;
   std::vector<float> values;
   std::vector<std::byte> scratch, more;
@@ -22,12 +21,7 @@ void load_parameter(const WeightSource& source, ParameterId id, Model& model, co
   } else {
     model.set_blocks(id, source.format(id, 0), source.rows(id, 0, scratch));
   }
-  if (!raw) return;
-  source.values(id, values);
-  raw(id, values);
 }
-
-}  // namespace
 
 void check_memory(const Model& model, const FormatOf& format, const std::filesystem::path& path,
                   std::uint64_t available) {
@@ -44,7 +38,8 @@ void check_memory(const Model& model, const FormatOf& format, const std::filesys
   throw Error(ErrorCode::exhausted,
               fmt::format("{}: the weights need {} of memory{}, {} are free", path.string(), bytes_text(needed),
                           model.for_training() ? " for training" : "", bytes_text(available)),
-              "convert it to coarser numbers (tidelock convert --type), or see tidelock plan");
+              "convert it to coarser numbers (tidelock convert --type), or run it from the disk (--weights mmap); see "
+              "tidelock plan");
 }
 
 std::unique_ptr<Model> load_model(const std::filesystem::path& path, bool for_training, const ValueSink& raw) {
@@ -56,8 +51,14 @@ std::unique_ptr<Model> load_model(WeightSource& source, bool for_training, const
   source.bind(*model);
   check_memory(
       *model, [&](ParameterId id, int piece) { return source.format(id, piece); }, source.path(), available_memory());
-  for (std::size_t i = 0; i < model->parameters().size(); ++i)
-    load_parameter(source, static_cast<ParameterId>(i), *model, raw);
+  std::vector<float> values;
+  for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+    const auto id = static_cast<ParameterId>(i);
+    load_parameter(source, id, *model);
+    if (!raw) continue;
+    source.values(id, values);
+    raw(id, values);
+  }
   return model;
 }
 

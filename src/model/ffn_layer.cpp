@@ -80,6 +80,42 @@ void for_experts(const Pass& pass, const FfnTape& t, F&& body) {
   }
 }
 
+// Experts' weights that may have to come from the disk: asks for those that a layer uses, in the order of use, a window
+// ahead of the computation, so that the disk works beside it and what was read is not gone before its turn.
+class ReadAhead {
+ public:
+  static constexpr std::uint64_t kWindow = 128U << 20;  // bytes
+
+  ReadAhead(const Pass& pass, const FfnIds& ids, const FfnTape& t) : model_(pass.model) {
+    if (!model_.mapped()) return;
+    const auto used = [&](auto&& add) {
+      for_experts(pass, t, [&](std::size_t i, std::int64_t, std::int64_t, const auto&) { add(i); });
+    };
+    used([&](std::size_t i) { order_.insert(order_.end(), {ids.expert_gate[i], ids.expert_up[i]}); });
+    used([&](std::size_t i) { order_.push_back(ids.expert_down[i]); });
+    ask();
+  }
+  // The next `n` of the order are about to be read.
+  void advance(int n) {
+    for (int i = 0; i < n && done_ < order_.size(); ++i) ahead_ -= bytes(order_[done_++]);
+    ask();
+  }
+
+ private:
+  std::uint64_t bytes(ParameterId id) const { return model_.matrix(id).forward.bytes(); }
+  void ask() {
+    for (; asked_ < order_.size() && ahead_ < kWindow; ++asked_) {
+      model_.will_need(order_[asked_]);
+      ahead_ += bytes(order_[asked_]);
+    }
+  }
+
+  const Model& model_;
+  std::vector<ParameterId> order_;
+  std::size_t asked_ = 0, done_ = 0;
+  std::uint64_t ahead_ = 0;  // bytes asked for and not yet used
+};
+
 Signal offset(Signal x, std::int64_t elements) {
   return {x.f + elements, x.b == nullptr ? nullptr : x.b + elements};
 }
@@ -116,11 +152,13 @@ void experts_forward(const Pass& pass, const FfnIds& ids, Arena& arena, FfnTape&
   const ExpertConfig& e = c.experts;
   const std::int64_t rows = pass.rows, width = c.expert_width(), pairs = rows * e.top_k, inner_width = e.intermediate;
   group_by_expert(e, rows, t);
+  ReadAhead ahead(pass, ids, t);
   t.gathered = gather(pass, t, e.top_k, width, arena);
   t.expert.gate = arena.take<float>(pairs * inner_width);
   t.expert.up = arena.take<float>(pairs * inner_width);
   float* inner = arena.take<float>(pairs * inner_width);
   for_experts(pass, t, [&](std::size_t i, std::int64_t begin, std::int64_t n, const auto& runs) {
+    ahead.advance(2);
     linear_forward(pass, {.id = ids.expert_gate[i]}, offset(t.gathered, begin * width), n, runs,
                    t.expert.gate + begin * inner_width);
     linear_forward(pass, {.id = ids.expert_up[i], .input = Input::same}, offset(t.gathered, begin * width), n, runs,
@@ -130,6 +168,7 @@ void experts_forward(const Pass& pass, const FfnIds& ids, Arena& arena, FfnTape&
   t.expert.inner = make_signal(pass, inner, pairs, inner_width, arena);
   t.expert_out = arena.take<float>(pairs * width);
   for_experts(pass, t, [&](std::size_t i, std::int64_t begin, std::int64_t n, const auto& runs) {
+    ahead.advance(1);
     linear_forward(pass, {.id = ids.expert_down[i]}, offset(t.expert.inner, begin * inner_width), n, runs,
                    t.expert_out + begin * width);
   });

@@ -57,6 +57,12 @@ class FolderSource : public WeightSource {
     return fmt::format("Hugging Face folder, {} safetensors file{}", n, n == 1 ? "" : "s");
   }
 
+  std::vector<std::filesystem::path> files() const override {
+    std::vector<std::filesystem::path> files{path_ / "config.json"};
+    for (const auto& file : checkpoint_->files()) files.push_back(file->path());
+    return files;
+  }
+
   void bind(const Model& model) override {
     model_ = &model;
     places_.clear();

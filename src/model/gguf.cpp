@@ -397,6 +397,12 @@ void GgufModel::add(const GgufFile& file) {
            json_quote(tensor.name));
 }
 
+std::vector<std::filesystem::path> GgufModel::paths() const {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& file : files_) paths.push_back(file->path());
+  return paths;
+}
+
 const GgufValue* GgufModel::find_key(const std::string& key) const {
   const auto found = metadata().find(key);
   return found == metadata().end() ? nullptr : &found->second;

@@ -106,6 +106,7 @@ class GgufModel {
   const GgufTensor* find_tensor(const std::string& name) const;  // null when absent
   const std::map<std::string, const GgufTensor*>& tensors() const { return tensors_; }
   std::size_t parts() const { return files_.size(); }
+  std::vector<std::filesystem::path> paths() const;  // of the parts
 
  private:
   void open_parts(std::uint64_t count);

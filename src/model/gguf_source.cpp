@@ -71,6 +71,8 @@ class GgufSource : public WeightSource {
                        file_->parts() == 1 ? std::string("one file") : fmt::format("{} parts", file_->parts()));
   }
 
+  std::vector<std::filesystem::path> files() const override { return file_->paths(); }
+
   GgufMetadata vocabulary() const override {
     GgufMetadata keys;
     for (const auto& [key, value] : file_->metadata())

@@ -1,6 +1,9 @@
 #include "model/model.hpp"
 
+#include <sys/mman.h>
+
 #include <cmath>
+#include <cstring>
 #include <map>
 
 #include "base/base.hpp"
@@ -180,16 +183,64 @@ void Model::embedding_row(std::int32_t token, float* out) const {
   numerics::dequantize(p.format, p.rows.data() + static_cast<std::size_t>(token) * row, config_.hidden, out);
 }
 
-Matrix Model::pack(const Parameter& p, Format format, const std::byte* rows, std::int64_t out, std::int64_t in) const {
+Model::PartShape Model::part_shape(const Config& config, const Parameter& p, int part, Format format,
+                                   Format value_format) {
+  const MlaConfig& m = config.mla;
+  if (p.kind == ParameterKind::absorbed)
+    return part < m.heads ? PartShape{format, m.latent, m.nope, 1} : PartShape{value_format, m.value, m.latent, 1};
+  if (p.kind == ParameterKind::router) format = Format::f32;
+  return {format, p.shape[0], p.shape[1], p.split ? numerics::split_segments(format, p.shape[1]) : 1};
+}
+
+void Model::pack(Parameter& p, int part, const PartShape& shape, const std::byte* rows) const {
+  const auto [format, out, in, segments] = shape;
+  std::byte* to = nullptr;
+  if (!p.place.empty()) {
+    to = p.place.data();
+    for (const Matrix& before : p.parts) to += before.forward.bytes();
+    if (to + numerics::packed_bytes(format, out, in) > p.place.data() + p.place.size())
+      fail(ErrorCode::internal, "{}: part {} does not fit its place", p.name, part);
+  }
   Matrix m;
-  const int segments = p.split ? numerics::split_segments(format, in) : 1;
-  m.forward = PackedMatrix::pack_blocks(format, rows, numerics::row_bytes(format, in), out, in, segments);
+  m.forward = PackedMatrix::pack_blocks(format, rows, numerics::row_bytes(format, in), out, in, segments, to);
   if (for_training_) {
     std::vector<float> values(static_cast<std::size_t>(out * in));
     numerics::dequantize(format, rows, out * in, values.data());
     m.transposed = PackedMatrix::pack_transposed(Format::f32, values.data(), out, in);
   }
-  return m;
+  p.parts.push_back(std::move(m));
+}
+
+void Model::place(ParameterId id, std::span<std::byte> to) {
+  parameters_[static_cast<std::size_t>(id)].place = to;
+}
+
+void Model::adopt(ParameterId id, Format format, Format value_format, std::span<const std::byte> packed) {
+  Parameter& p = parameters_[static_cast<std::size_t>(id)];
+  p.format = p.kind == ParameterKind::router ? Format::f32 : format;
+  if (p.kind == ParameterKind::embedding) {
+    p.rows = packed;
+    return;
+  }
+  p.parts.clear();
+  const int parts = p.kind == ParameterKind::absorbed ? 2 * config_.mla.heads : 1;
+  std::size_t at = 0;
+  for (int part = 0; part < parts; ++part) {
+    const auto [form, out, in, segments] = part_shape(config_, p, part, format, value_format);
+    p.parts.push_back({PackedMatrix::view(form, packed.data() + at, out, in, segments), {}});
+    at += p.parts.back().forward.bytes();
+  }
+  if (at != packed.size())
+    fail(ErrorCode::internal, "{}: {} bytes of packed weights, expected {}", p.name, packed.size(), at);
+}
+
+void Model::will_need(ParameterId id) const {
+  constexpr std::uintptr_t kPage = 4096;
+  for (const Matrix& part : parameter(id).parts) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(part.forward.data()) / kPage * kPage;
+    const auto end = reinterpret_cast<std::uintptr_t>(part.forward.data()) + part.forward.bytes();
+    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);  // a wish: pages come anyway
+  }
 }
 
 void Model::check_blocks(const Parameter& p, Format format, std::span<const std::byte> rows, std::int64_t n) const {
@@ -208,16 +259,22 @@ void Model::set_blocks(ParameterId id, Format format, std::span<const std::byte>
   check_blocks(p, format, rows, p.count());
   p.format = format;
   if (p.kind == ParameterKind::embedding) {
-    p.rows.assign(rows.begin(), rows.end());
+    if (p.place.empty()) {
+      p.own_rows.assign(rows.begin(), rows.end());
+      p.rows = p.own_rows;
+    } else {
+      std::memcpy(p.place.data(), rows.data(), std::min(rows.size(), p.place.size()));
+      p.rows = p.place;
+    }
   } else if (p.kind == ParameterKind::linear) {
     p.parts.clear();
-    p.parts.push_back(pack(p, format, rows.data(), p.shape[0], p.shape[1]));
+    pack(p, 0, part_shape(config_, p, 0, format, format), rows.data());
   } else if (p.kind == ParameterKind::router) {
     std::vector<float> values(static_cast<std::size_t>(p.count()));
     numerics::dequantize(format, rows.data(), p.count(), values.data());
     p.format = Format::f32;
     p.parts.clear();
-    p.parts.push_back(pack(p, Format::f32, std::as_bytes(std::span(values)).data(), p.shape[0], p.shape[1]));
+    pack(p, 0, part_shape(config_, p, 0, format, format), std::as_bytes(std::span(values)).data());
   } else {
     fail(ErrorCode::internal, "{} takes no blocks", p.name);
   }
@@ -232,12 +289,13 @@ void Model::set_absorbed_blocks(ParameterId id, Format key_format, std::span<con
   check_blocks(p, value_format, values, m.heads * value_count);
   p.format = key_format;
   p.parts.clear();
-  for (int h = 0; h < m.heads; ++h)
-    p.parts.push_back(
-        pack(p, key_format, keys.data() + numerics::row_bytes(key_format, h * key_count), m.latent, m.nope));
-  for (int h = 0; h < m.heads; ++h)
-    p.parts.push_back(
-        pack(p, value_format, values.data() + numerics::row_bytes(value_format, h * value_count), m.value, m.latent));
+  const std::size_t key_bytes = numerics::row_bytes(key_format, key_count);
+  const std::size_t half_bytes = numerics::row_bytes(value_format, value_count);
+  for (int part = 0; part < 2 * m.heads; ++part) {
+    const auto h = static_cast<std::size_t>(part % m.heads);
+    pack(p, part, part_shape(config_, p, part, key_format, value_format),
+         part < m.heads ? keys.data() + h * key_bytes : values.data() + h * half_bytes);
+  }
 }
 
 namespace {

@@ -42,8 +42,10 @@ struct Parameter {
   Format format = Format::f32;  // of what was set: embedding, linear; absorbed: of the key half
   float init_deviation = 0;     // of a fresh model; vectors start at init_mean
   float init_mean = 0;
-  std::vector<float> values;    // vector, conv
-  std::vector<std::byte> rows;  // embedding: rows in blocks of `format` (numerics/quant.hpp)
+  std::vector<float> values;         // vector, conv
+  std::span<const std::byte> rows;   // embedding: rows in blocks of `format` (numerics/quant.hpp) ...
+  std::vector<std::byte> own_rows;   // ... which lie here, or in the place below
+  std::span<std::byte> place;        // where matrices and rows are put, when the model's weights lie together
   std::vector<Matrix> parts;  // linear, router: one. absorbed: heads key parts [latent <- nope], then heads value parts
                               // [value <- latent]
   std::int64_t count() const;  // elements
@@ -106,6 +108,18 @@ class Model {
   void set_absorbed_blocks(ParameterId id, Format key_format, std::span<const std::byte> keys, Format value_format,
                            std::span<const std::byte> values);
 
+  // Weights that lie together, in memory or in a file of packed weights (packed_weights.hpp), which `keeper` owns.
+  // place: what set_blocks and set_absorbed_blocks make of `id` goes there; packed_matrix_bytes of it, 64-byte aligned.
+  // adopt: they made it before, from these formats. Not for training.
+  // mapped: reading them may wait for the disk (will_need).
+  void keep(std::shared_ptr<const void> keeper, bool mapped) { keeper_ = std::move(keeper), mapped_ = mapped; }
+  void place(ParameterId id, std::span<std::byte> to);
+  void adopt(ParameterId id, Format format, Format value_format, std::span<const std::byte> packed);
+
+  bool mapped() const { return mapped_; }
+  // Asks for the matrices of `id` to be read from the disk while others are computed with. Does not wait.
+  void will_need(ParameterId id) const;
+
   ParameterId embedding = kNone, final_norm = kNone, head = kNone, output_mix_norm = kNone, output_mix_proj = kNone;
   std::vector<LayerIds> layers;
 
@@ -116,11 +130,19 @@ class Model {
 
  private:
   friend class ModelPlan;
-  Matrix pack(const Parameter& p, Format format, const std::byte* rows, std::int64_t out, std::int64_t in) const;
+  struct PartShape {
+    Format format;
+    std::int64_t out, in;
+    int segments;
+  };
+  static PartShape part_shape(const Config& config, const Parameter& p, int part, Format format, Format value_format);
+  void pack(Parameter& p, int part, const PartShape& shape, const std::byte* rows) const;
   void check_blocks(const Parameter& p, Format format, std::span<const std::byte> rows, std::int64_t n) const;
   Config config_;
   bool for_training_;
   std::vector<Parameter> parameters_;
+  std::shared_ptr<const void> keeper_;
+  bool mapped_ = false;
 };
 
 // Loads a checkpoint: a folder (config.json, safetensors) or a .gguf file (weight_source.hpp). Every tensor's name,

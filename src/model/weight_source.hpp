@@ -33,6 +33,8 @@ class WeightSource {
   const Config& config() const { return config_; }
   // "Hugging Face folder, 20 safetensors files".
   virtual std::string kind() const = 0;
+  // The files that hold the weights and what describes them.
+  virtual std::vector<std::filesystem::path> files() const = 0;
   // The keys tokenizer.* of a GGUF file; empty for a folder.
   virtual GgufMetadata vocabulary() const { return {}; }
 
@@ -71,6 +73,9 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& path);
 
 // load_model (model.hpp) from a source that is open already; binds it to the model, which must live while it is asked.
 std::unique_ptr<Model> load_model(WeightSource& source, bool for_training, const ValueSink& raw = nullptr);
+
+// Sets one parameter of `model`, to which `source` is bound. Safe for different parameters at once.
+void load_parameter(const WeightSource& source, ParameterId id, Model& model);
 
 // Pieces of a matrix or embedding, and the [rows, columns] of one.
 struct PieceShape {

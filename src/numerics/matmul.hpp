@@ -23,7 +23,8 @@
 
 namespace tidelock::numerics {
 
-// A weight matrix packed for the kernels. Immutable after packing, shareable between threads.
+// A weight matrix packed for the kernels. Immutable after packing, shareable between threads. It owns its bytes, or shows
+// bytes that somebody else keeps (view, and pack_blocks with `to`).
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -32,9 +33,12 @@ class PackedMatrix {
   static PackedMatrix pack(Format format, const float* w, std::int64_t out, std::int64_t in, int segments = 1);
   static PackedMatrix pack(const bf16* w, std::int64_t out, std::int64_t in, int segments = 1);
   // Rows of a format's own blocks (quant.hpp: row_bytes(format, in) each, row_stride bytes apart), f32 and bf16 too. In
-  // must be whole blocks, a segment whole sub-blocks of 32. Lossless.
+  // must be whole blocks, a segment whole sub-blocks of 32. Lossless. `to`, when not null, takes the packed form:
+  // packed_bytes of it, 64-byte aligned, to live as long as the matrix.
   static PackedMatrix pack_blocks(Format format, const std::byte* rows, std::size_t row_stride, std::int64_t out,
-                                  std::int64_t in, int segments = 1);
+                                  std::int64_t in, int segments = 1, std::byte* to = nullptr);
+  // What was packed before: packed_bytes(format, out, in) at `packed`, under the same conditions.
+  static PackedMatrix view(Format format, const std::byte* packed, std::int64_t out, std::int64_t in, int segments = 1);
   // The transpose as f32, for the backward pass: a matrix of shape [in, out] made of w [out, in], so that
   // matmul(x = dy [rows, out]) gives dx [rows, in]. With Format::bf16 the values are those of the rounded weights.
   static PackedMatrix pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in);
@@ -47,9 +51,10 @@ class PackedMatrix {
   std::int64_t in() const { return in_; }
   int segments() const { return segments_; }
   std::size_t bytes() const { return size_; }
-  const std::byte* data() const { return data_.get(); }  // 64-byte aligned
+  const std::byte* data() const { return data_; }  // 64-byte aligned
 
  private:
+  static PackedMatrix describe(Format format, std::int64_t out, std::int64_t in, int segments);
   static PackedMatrix allocate(Format format, std::int64_t out, std::int64_t in, int segments);
 
   struct Free {
@@ -59,7 +64,8 @@ class PackedMatrix {
   std::int64_t out_ = 0, in_ = 0;
   int segments_ = 1;
   std::size_t size_ = 0;
-  std::unique_ptr<std::byte[], Free> data_;
+  const std::byte* data_ = nullptr;
+  std::unique_ptr<std::byte[], Free> own_;  // null: somebody else's
 };
 
 // Bytes that a matrix of this shape has once packed; it need not exist.

@@ -133,7 +133,7 @@ void PackedMatrix::Free::operator()(std::byte* p) const {
   std::free(p);
 }
 
-PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_t in, int segments) {
+PackedMatrix PackedMatrix::describe(Format format, std::int64_t out, std::int64_t in, int segments) {
   check_shape(out, in, segments, format);
   PackedMatrix m;
   m.format_ = format;
@@ -141,6 +141,17 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   m.in_ = in;
   m.segments_ = segments;
   m.size_ = packed_bytes(format, out, in);
+  return m;
+}
+
+PackedMatrix PackedMatrix::view(Format format, const std::byte* packed, std::int64_t out, std::int64_t in, int segments) {
+  PackedMatrix m = describe(format, out, in, segments);
+  m.data_ = packed;
+  return m;
+}
+
+PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_t in, int segments) {
+  PackedMatrix m = describe(format, out, in, segments);
   // Decoding reads every weight once a token: with small pages it would wait for the page walks.
   constexpr std::size_t kHugePage = 2U << 20;
   const std::size_t alignment = m.size_ >= kHugePage ? kHugePage : 64;
@@ -148,27 +159,29 @@ PackedMatrix PackedMatrix::allocate(Format format, std::int64_t out, std::int64_
   if (::posix_memalign(&data, alignment, m.size_) != 0)
     fail(ErrorCode::exhausted, "matrix [{}, {}]: no memory for {} bytes", out, in, m.size_);
   if (alignment == kHugePage) ::madvise(data, m.size_, MADV_HUGEPAGE);  // a wish: small pages work too
-  m.data_.reset(static_cast<std::byte*>(data));
+  m.own_.reset(static_cast<std::byte*>(data));
+  m.data_ = m.own_.get();
   return m;
 }
 
 PackedMatrix PackedMatrix::pack(Format format, const float* w, std::int64_t out, std::int64_t in, int segments) {
   PackedMatrix m = allocate(format, out, in, segments);
-  fill(format, m.data_.get(), out, in, [&](std::int64_t o, std::int64_t k) { return w[o * in + k]; });
+  fill(format, m.own_.get(), out, in, [&](std::int64_t o, std::int64_t k) { return w[o * in + k]; });
   return m;
 }
 
 PackedMatrix PackedMatrix::pack(const bf16* w, std::int64_t out, std::int64_t in, int segments) {
   PackedMatrix m = allocate(Format::bf16, out, in, segments);
-  fill(Format::bf16, m.data_.get(), out, in, [&](std::int64_t o, std::int64_t k) { return to_float(w[o * in + k]); });
+  fill(Format::bf16, m.own_.get(), out, in, [&](std::int64_t o, std::int64_t k) { return to_float(w[o * in + k]); });
   return m;
 }
 
 PackedMatrix PackedMatrix::pack_blocks(Format format, const std::byte* rows, std::size_t row_stride, std::int64_t out,
-                                       std::int64_t in, int segments) {
-  PackedMatrix m = allocate(format, out, in, segments);
+                                       std::int64_t in, int segments, std::byte* to) {
+  PackedMatrix m = to == nullptr ? allocate(format, out, in, segments) : view(format, to, out, in, segments);
+  if (to == nullptr) to = m.own_.get();
   if (!is_quantized(format)) {
-    fill(format, m.data_.get(), out, in, [&](std::int64_t o, std::int64_t k) {
+    fill(format, to, out, in, [&](std::int64_t o, std::int64_t k) {
       const std::byte* row = rows + static_cast<std::size_t>(o) * row_stride;
       return format == Format::f32 ? read<float>(row + k * 4) : to_float(read<bf16>(row + k * 2));
     });
@@ -176,7 +189,7 @@ PackedMatrix PackedMatrix::pack_blocks(Format format, const std::byte* rows, std
   }
   const std::size_t stride = panel_bytes(format, in);
   for (std::int64_t panel = 0; panel * kPanel < out; ++panel) {
-    std::byte* data = m.data_.get() + static_cast<std::size_t>(panel) * stride;
+    std::byte* data = to + static_cast<std::size_t>(panel) * stride;
     const std::int64_t columns = std::min(kPanel, out - panel * kPanel);
     std::memset(data, 0, stride);  // columns that do not exist, and the padding of scales
     for (std::int64_t k0 = 0; k0 < in; k0 += kChunk, data += chunk_bytes(format, kChunk)) {
@@ -195,7 +208,7 @@ PackedMatrix PackedMatrix::pack_blocks(Format format, const std::byte* rows, std
 
 PackedMatrix PackedMatrix::pack_transposed(Format format, const float* w, std::int64_t out, std::int64_t in) {
   PackedMatrix m = allocate(Format::f32, in, out, 1);
-  fill(Format::f32, m.data_.get(), in, out, [&](std::int64_t o, std::int64_t k) {
+  fill(Format::f32, m.own_.get(), in, out, [&](std::int64_t o, std::int64_t k) {
     const float value = w[k * in + o];
     return format == Format::bf16 ? to_float(to_bf16(value)) : value;
   });
@@ -206,7 +219,7 @@ std::vector<float> PackedMatrix::unpack() const {
   if (is_quantized(format_)) fail(ErrorCode::internal, "{} weights are not unpacked to float32", format_name(format_));
   std::vector<float> w(static_cast<std::size_t>(out_ * in_));
   for (std::int64_t o = 0; o < out_; ++o) {
-    const std::byte* panel = data_.get() + static_cast<std::size_t>(o / kPanel) * panel_bytes(format_, in_);
+    const std::byte* panel = data_ + static_cast<std::size_t>(o / kPanel) * panel_bytes(format_, in_);
     for (std::int64_t k = 0; k < in_; ++k) {
       float& value = w[static_cast<std::size_t>(o * in_ + k)];
       if (format_ == Format::bf16) {
