@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches llama.cpp as the peer of bench/compare_llama.py: the prebuilt library and, for its header, the source, both from
-# npm and pinned; and builds build/llama/llama_model. Idempotent: a second run needs no network.
+# Fetches llama.cpp as the peer of bench/compare_llama.py and of tests/oracle/test_llama.py: the prebuilt library and, for its
+# headers, the source, both from npm and pinned; and builds their programs into build/llama. Idempotent: a second run needs no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=3.22.1
@@ -20,8 +20,10 @@ mkdir -p build/llama/backends
 for library in "$libraries"/*.so; do
   [[ $library == *sapphirerapids* ]] || ln -sf "$(realpath "$library")" build/llama/backends/
 done
-if [[ bench/llama_model.cpp -nt build/llama/llama_model ]]; then
-  g++ -O2 -std=c++20 -I"$folder/src/include" -I"$folder/src/ggml/include" bench/llama_model.cpp -o build/llama/llama_model \
-    -L"$libraries" -l:"$(basename "$(ls "$libraries"/libllama.v*.so)")" -l:"$(basename "$(ls "$libraries"/libggml.v*.so)")" \
+for program in bench/llama_model tests/oracle/llama_peer; do
+  binary=build/llama/$(basename "$program")
+  [[ $program.cpp -nt $binary ]] || continue
+  g++ -O2 -std=c++20 -I"$folder/src/include" -I"$folder/src/ggml/include" "$program.cpp" -o "$binary" -L"$libraries" \
+    -l:"$(basename "$(ls "$libraries"/libllama.v*.so)")" -l:"$(basename "$(ls "$libraries"/libggml.v*.so)")" -l:libggml-base.so \
     -Wl,-rpath,"$(realpath "$libraries")" -Wl,--allow-shlib-undefined
-fi
+done

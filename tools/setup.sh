@@ -10,6 +10,7 @@ packages=(build-essential cmake ninja-build ccache libspdlog-dev libfmt-dev nloh
 [[ "${1:-}" == "--test" ]] && packages+=(qemu-utils clang clang-tidy clang-format libclang-rt-14-dev python3 python3-numpy python3-torch libopenblas0-pthread tmux)
 [[ "${1:-}" == "--test" ]] && packages+=(python3-venv)
 [[ "${1:-}" == "--test" ]] && ! command -v npm >/dev/null && packages+=(nodejs npm)
+[[ "${1:-}" == "--test" ]] && ! command -v git >/dev/null && packages+=(git)
 
 missing=()
 for package in "${packages[@]}"; do
@@ -42,4 +43,4 @@ if ! compgen -G "$kernel/boot/vmlinuz-*cloud*" >/dev/null && ! compgen -G "/boot
   cp -r "$unpacked/root/boot" "$unpacked/root/lib" "$kernel/"
 fi
 
-[[ "${1:-}" != "--test" ]] || tools/clients.sh
+[[ "${1:-}" != "--test" ]] || { tools/clients.sh && tools/fetch_llama.sh; }

@@ -45,8 +45,8 @@ void produce_piece(const WeightSource& source, const Model& model, ParameterId i
 }
 
 std::uint32_t ggml_type(Format format) {
-  constexpr std::array<std::uint32_t, 7> types = {ggml::f32,  ggml::bf16, ggml::q8_0, ggml::q4_k,
-                                                  ggml::q5_k, ggml::q6_k, ggml::mxfp4};
+  constexpr std::array<std::uint32_t, 8> types = {ggml::f32,  ggml::bf16, ggml::q8_0,  ggml::q4_k,
+                                                  ggml::q5_k, ggml::q6_k, ggml::mxfp4, ggml::q5_1};
   return types.at(static_cast<std::size_t>(format));
 }
 

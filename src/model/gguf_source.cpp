@@ -13,7 +13,7 @@
 namespace tidelock::model {
 namespace {
 
-// What a ggml type becomes; halves, and codes of four or five bits with a scale alone, are widened, which is exact.
+// What a ggml type becomes. Types without kernels of their own are widened, which is exact.
 std::optional<Format> run_format(const GgmlType& type) {
   switch (type.id) {
     case ggml::f32:
@@ -24,7 +24,11 @@ std::optional<Format> run_format(const GgmlType& type) {
     case ggml::q4_0:
     case ggml::q5_0:
     case ggml::q8_0:
+    case ggml::iq4_nl:
       return Format::q8_0;
+    case ggml::q4_1:
+    case ggml::q5_1:
+      return Format::q5_1;
     case ggml::q4_k:
       return Format::q4_k;
     case ggml::q5_k:
@@ -53,12 +57,26 @@ std::span<const std::byte> widen_halves(std::span<const std::byte> halves, std::
 std::span<const std::byte> widen(const GgmlType& type, std::span<const std::byte> bytes,
                                  std::vector<std::byte>& scratch) {
   if (type.id == ggml::f16) return widen_halves(bytes, scratch);
-  if (type.id != ggml::q4_0 && type.id != ggml::q5_0) return bytes;
   const std::size_t blocks = bytes.size() / type.bytes;
-  scratch.resize(blocks * numerics::block_bytes(Format::q8_0));
-  numerics::widen_to_q8_0(type.id == ggml::q5_0 ? 5 : 4, bytes.data(), static_cast<std::int64_t>(blocks) * 32,
-                          scratch.data());
-  return scratch;
+  const auto n = static_cast<std::int64_t>(blocks) * 32;
+  const auto room = [&](Format format) {
+    scratch.resize(blocks * numerics::block_bytes(format));
+    return scratch.data();
+  };
+  switch (type.id) {
+    case ggml::q4_0:
+    case ggml::q5_0:
+      numerics::widen_to_q8_0(type.id == ggml::q5_0 ? 5 : 4, bytes.data(), n, room(Format::q8_0));
+      return scratch;
+    case ggml::iq4_nl:
+      numerics::widen_iq4_nl_to_q8_0(bytes.data(), n, room(Format::q8_0));
+      return scratch;
+    case ggml::q4_1:
+      numerics::widen_to_q5_1(bytes.data(), n, room(Format::q5_1));
+      return scratch;
+    default:
+      return bytes;
+  }
 }
 
 class GgufSource : public WeightSource {
@@ -166,7 +184,7 @@ class GgufSource : public WeightSource {
     const auto format = run_format(*tensor->type);
     if (!format || (vector && numerics::is_quantized(*format)))
       fail(ErrorCode::not_supported, "{}: tensor {} is {}, expected {}", path_.string(), entry.name, tensor->type->name,
-           vector ? "F32, F16 or BF16" : "F32, F16, BF16, Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K or MXFP4");
+           vector ? "F32, F16 or BF16" : "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL or MXFP4");
     return *tensor;
   }
 

@@ -17,7 +17,7 @@ struct bf16 {
 
 // How a matrix, or a stored state, is kept; it fixes how the inputs that meet it are rounded. f32 meets float32 inputs,
 // all others meet bf16 inputs. The block formats (quant.hpp) are for matrices only.
-enum class Format : std::uint8_t { f32, bf16, q8_0, q4_k, q5_k, q6_k, mxfp4 };
+enum class Format : std::uint8_t { f32, bf16, q8_0, q4_k, q5_k, q6_k, mxfp4, q5_1 };
 
 inline float to_float(bf16 x) {
   return std::bit_cast<float>(std::uint32_t{x.bits} << 16);

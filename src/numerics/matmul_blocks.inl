@@ -84,11 +84,13 @@ template <Format F>
 inline V16 load_scale(const std::byte* chunk, std::int64_t b) {
   if constexpr (F == Format::q8_0) return load_f16(chunk + b * 32);
   if constexpr (F == Format::mxfp4) return load_exponents(chunk + b * 16);
+  if constexpr (F == Format::q5_1) return load_f16(chunk + b * 64);
   if constexpr (F == Format::q6_k) return mul(load_f16(chunk), load_bytes<std::int8_t>(chunk + 32 + b * 16));
   return mul(load_f16(chunk), load_bytes<std::uint8_t>(chunk + 64 + b * 16));
 }
 template <Format F>
 inline V16 load_min(const std::byte* chunk, std::int64_t b) {
+  if constexpr (F == Format::q5_1) return load_f16(chunk + b * 64 + 32);
   return mul(load_f16(chunk + 32), load_bytes<std::uint8_t>(chunk + 192 + b * 16));
 }
 
@@ -234,7 +236,7 @@ struct Block {
   static constexpr std::int64_t kSub = F == Format::q6_k ? 16 : 32;
   static constexpr int kSubSteps = kSub / 4;
   static constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
-  static constexpr bool kMin = F == Format::q4_k || F == Format::q5_k;
+  static constexpr bool kMin = F == Format::q4_k || F == Format::q5_k || F == Format::q5_1;
   static constexpr std::int64_t kGroupBytes = 32 * kPanel * code_bits(F) / 8;
 
   static void unpack(const MatmulJob& job, std::int64_t panel, std::int64_t panels, std::int64_t chunk,
@@ -417,6 +419,8 @@ inline void run_blocks(const MatmulJob& job, std::int64_t row0, std::int64_t row
       return Block<Format::q6_k>::run(job, row0, row1, panel0, panel1);
     case Format::mxfp4:
       return Block<Format::mxfp4>::run(job, row0, row1, panel0, panel1);
+    case Format::q5_1:
+      return Block<Format::q5_1>::run(job, row0, row1, panel0, panel1);
     case Format::f32:
     case Format::bf16:
       return;  // matmul.cpp sends those elsewhere

@@ -17,6 +17,7 @@ inline constexpr std::int64_t kPanel = 16;  // output columns that a packed pane
 //   block formats: [panel][chunk of up to 256 k], a chunk being its scales, padded to 64 bytes, then its codes:
 //     q8_0   f16 d[sub-block][16]
 //     mxfp4  u8 e[sub-block][16]
+//     q5_1   f16 { d[16], -m[16] } [sub-block]
 //     q4_k, q5_k  f16 d[16], f16 dmin[16], u8 scale[8][16], u8 min[8][16]
 //     q6_k   f16 d[16], i8 scale[16][16]
 //     codes are kept unsigned, code + code_offset, by 32 k:
@@ -30,14 +31,17 @@ inline std::int64_t panel_count(std::int64_t out) {
 
 inline constexpr std::int64_t kChunk = 256;
 constexpr int code_bits(Format format) {
-  return format == Format::q8_0 ? 8 : format == Format::q6_k ? 6 : format == Format::q5_k ? 5 : 4;
+  return format == Format::q8_0 ? 8 : format == Format::q6_k ? 6 : format == Format::q5_k || format == Format::q5_1 ? 5 : 4;
 }
 constexpr int code_offset(Format format) {
   return format == Format::q8_0 ? 128 : format == Format::q6_k ? 32 : format == Format::mxfp4 ? 12 : 0;
 }
 // Where the codes of a chunk of `count` k begin, and the chunk's size.
 constexpr std::size_t codes_offset(Format format, std::int64_t count) {
-  const std::int64_t bytes = format == Format::q8_0 ? count : format == Format::mxfp4 ? count / 2 : 320;
+  const std::int64_t bytes = format == Format::q8_0    ? count
+                             : format == Format::mxfp4 ? count / 2
+                             : format == Format::q5_1  ? count * 2
+                                                       : 320;
   return static_cast<std::size_t>((bytes + 63) / 64 * 64);
 }
 constexpr std::size_t chunk_bytes(Format format, std::int64_t count) {

@@ -70,6 +70,11 @@ Codes codes_at(Format format, const std::byte* row, std::int64_t k) {
       out[i] = static_cast<std::uint8_t>(block[1 + i] & std::byte{15});
       out[i + 16] = static_cast<std::uint8_t>(block[1 + i] >> 4);
     }
+  } else if (format == Format::q5_1) {
+    const auto high = read<std::uint32_t>(block + 4);
+    for (std::size_t i = 0; i < 32; ++i)
+      out[i] = static_cast<std::uint8_t>(std::to_integer<unsigned>(block[8 + i % 16] >> (i / 16 * 4) & std::byte{15}) |
+                                         (high >> i & 1U) << 4);
   } else if (format == Format::q6_k) {
     const std::byte* low = block + j / 4 * 64 + j % 2 * 32;
     const std::byte* high = block + 128 + j / 4 * 32;
@@ -111,6 +116,12 @@ void place_scales(Format format, const std::byte* row, std::int64_t k0, std::int
   const auto put_half = [&](std::int64_t at, const std::byte* from) { std::memcpy(chunk + at + column * 2, from, 2); };
   if (format == Format::q8_0) {
     for (std::int64_t b = 0; b < count / 32; ++b) put_half(b * 32, block + b * 34);
+  } else if (format == Format::q5_1) {
+    for (std::int64_t b = 0; b < count / 32; ++b) {
+      const auto minus_m = static_cast<std::uint16_t>(read<std::uint16_t>(block + b * 24 + 2) ^ 0x8000U);
+      put_half(b * 64, block + b * 24);
+      put_half(b * 64 + 32, reinterpret_cast<const std::byte*>(&minus_m));
+    }
   } else if (format == Format::mxfp4) {
     for (std::int64_t b = 0; b < count / 32; ++b) chunk[b * 16 + column] = block[b * 17];
   } else if (format == Format::q6_k) {

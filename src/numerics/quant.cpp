@@ -44,6 +44,14 @@ void unpack_mxfp4(const std::byte* block, std::int8_t* codes, float* scales, flo
   }
 }
 
+void unpack_q5_1(const std::byte* block, std::int8_t* codes, float* scales, float* mins) {
+  scales[0] = read_f16(block);
+  mins[0] = -read_f16(block + 2);
+  const auto high = read<std::uint32_t>(block + 4);
+  for (int i = 0; i < 32; ++i)
+    codes[i] = static_cast<std::int8_t>((byte_at(block, 8 + i % 16) >> (i / 16 * 4) & 15U) | (high >> i & 1U) << 4);
+}
+
 void unpack_q4_q5(const std::byte* block, bool five, std::int8_t* codes, float* scales, float* mins) {
   const float d = read_f16(block), dmin = read_f16(block + 2);
   const std::byte* high = block + 16;
@@ -111,6 +119,8 @@ void unpack_block(Format format, const std::byte* block, std::int8_t* codes, flo
       return unpack_q8_0(block, codes, scales, mins);
     case Format::mxfp4:
       return unpack_mxfp4(block, codes, scales, mins);
+    case Format::q5_1:
+      return unpack_q5_1(block, codes, scales, mins);
     case Format::q4_k:
     case Format::q5_k:
       return unpack_q4_q5(block, format == Format::q5_k, codes, scales, mins);
@@ -133,6 +143,7 @@ bool block_is_finite(Format format, const std::byte* block) {
       return finite(block);
     case Format::q4_k:
     case Format::q5_k:
+    case Format::q5_1:
       return finite(block) && finite(block + 2);
     case Format::q6_k:
       return finite(block + 208);
@@ -177,7 +188,7 @@ SixBits six_bits(const std::byte* sc, int j) {
 }
 
 const char* format_name(Format format) {
-  static constexpr std::array<const char*, 7> names{"f32", "bf16", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4"};
+  static constexpr std::array<const char*, 8> names{"f32", "bf16", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "q5_1"};
   return names[static_cast<std::size_t>(format)];
 }
 
@@ -186,21 +197,21 @@ bool is_quantized(Format format) {
 }
 
 bool has_minimum(Format format) {
-  return format == Format::q4_k || format == Format::q5_k;
+  return format == Format::q4_k || format == Format::q5_k || format == Format::q5_1;
 }
 
 std::int64_t block_elements(Format format) {
-  static constexpr std::array<std::int64_t, 7> elements{1, 1, 32, kSuper, kSuper, kSuper, 32};
+  static constexpr std::array<std::int64_t, 8> elements{1, 1, 32, kSuper, kSuper, kSuper, 32, 32};
   return elements[static_cast<std::size_t>(format)];
 }
 
 std::size_t block_bytes(Format format) {
-  static constexpr std::array<std::size_t, 7> bytes{4, 2, 34, 144, 176, 210, 17};
+  static constexpr std::array<std::size_t, 8> bytes{4, 2, 34, 144, 176, 210, 17, 24};
   return bytes[static_cast<std::size_t>(format)];
 }
 
 std::int64_t sub_block(Format format) {
-  static constexpr std::array<std::int64_t, 7> elements{1, 1, 32, 32, 32, 16, 32};
+  static constexpr std::array<std::int64_t, 8> elements{1, 1, 32, 32, 32, 16, 32, 32};
   return elements[static_cast<std::size_t>(format)];
 }
 
@@ -256,6 +267,24 @@ void quantize(Format format, const float* values, std::int64_t n, std::byte* blo
     } else {
       fail(ErrorCode::not_supported, "quantising to {}: expected f32, bf16, q8_0 or mxfp4", format_name(format));
     }
+  }
+}
+
+void widen_to_q5_1(const std::byte* blocks, std::int64_t n, std::byte* to) {
+  for (std::int64_t at = 0; at < n; at += 32, blocks += 20, to += 24) {
+    std::memcpy(to, blocks, 4);
+    std::memset(to + 4, 0, 4);
+    std::memcpy(to + 8, blocks + 4, 16);
+  }
+}
+
+void widen_iq4_nl_to_q8_0(const std::byte* blocks, std::int64_t n, std::byte* to) {
+  static constexpr std::array<std::int8_t, 16> values{-127, -104, -83, -65, -49, -35, -22, -10,
+                                                      1,    13,   25,  38,  53,  69,  89,  113};
+  for (std::int64_t at = 0; at < n; at += 32, blocks += 18, to += 34) {
+    std::memcpy(to, blocks, 2);
+    for (int i = 0; i < 32; ++i)
+      to[2 + i] = static_cast<std::byte>(values[byte_at(blocks, 2 + i % 16) >> (i / 16 * 4) & 15U]);
   }
 }
 

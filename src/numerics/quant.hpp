@@ -4,13 +4,13 @@
 // Whatever the format, a weight is  scale * code - min  where scale and min belong to a sub-block of consecutive k and
 // every code is an integer of at most eight bits.
 //
-//   format  block  bytes  layout                                                      sub-block  code       scale, min
-//   q8_0    32     34     f16 d; i8 q[32]                                             32         q          d, 0
-//   mxfp4   32     17     u8 e; u8 q[16]: j in the low, j + 16 in the high nibble     32         2 E2M1     2^(e-128),
-//   0 q4_k    256    144    f16 d, dmin; u8 sc[12]: 6-bit pairs; u8 q[128]              32         0..15      d sc,
-//   dmin m q5_k    256    176    f16 d, dmin; u8 sc[12]; u8 high[32]; u8 q[128]              32         0..31      d
-//   sc, dmin m q6_k    256    210    u8 low[128]; u8 high[64]; i8 sc[16]; f16 d                  16         -32..31 d
-//   sc, 0
+//   format  block  bytes  layout                                                      sub-block  code     scale, min
+//   q8_0    32     34     f16 d; i8 q[32]                                             32         q        d, 0
+//   q5_1    32     24     f16 d, m; u32 high; u8 q[16]: as mxfp4, bit j of high above 32         0..31    d, -m
+//   mxfp4   32     17     u8 e; u8 q[16]: j in the low, j + 16 in the high nibble     32         2 E2M1   2^(e-128), 0
+//   q4_k    256    144    f16 d, dmin; u8 sc[12]: 6-bit pairs; u8 q[128]              32         0..15    d sc, dmin m
+//   q5_k    256    176    f16 d, dmin; u8 sc[12]; u8 high[32]; u8 q[128]              32         0..31    d sc, dmin m
+//   q6_k    256    210    u8 low[128]; u8 high[64]; i8 sc[16]; f16 d                  16         -32..31  d sc, 0
 //
 // In q4_k and q5_k 64 elements share 32 bytes: the first 32 are the low nibbles. In q6_k 128 elements share 64 bytes of
 // low nibbles and 32 of high pairs. An mxfp4 scale of e <= 1 stands for zero: half of it is no normal float32.
@@ -59,6 +59,10 @@ void quantize(Format format, const float* values, std::int64_t n, std::byte* blo
 // ggml's q4_0 (18 bytes: f16 d; u8 q[16]; code q - 8) and q5_0 (22 bytes: f16 d; u8 high[4]; u8 q[16]; code q - 16), j
 // in the low and j + 16 in the high nibble, to the q8_0 blocks of the same values. bits: 4 or 5.
 void widen_to_q8_0(int bits, const std::byte* blocks, std::int64_t n, std::byte* to);
+// ggml's iq4_nl (18 bytes: f16 d; u8 q[16], looked up in a table of sixteen int8) to the q8_0 blocks of the same values, and
+// its q4_1 (20 bytes: f16 d, m; u8 q[16]) to those of q5_1.
+void widen_iq4_nl_to_q8_0(const std::byte* blocks, std::int64_t n, std::byte* to);
+void widen_to_q5_1(const std::byte* blocks, std::int64_t n, std::byte* to);
 
 // The first element whose block holds a scale that is not finite (or, in mxfp4, one whose values would not be), else n.
 std::int64_t find_not_finite(Format format, const std::byte* blocks, std::int64_t n);

@@ -14,7 +14,7 @@ from harness import NANO, VOCAB, Case, npy_shape, safetensors_header  # noqa: E4
 K2_SPECIALS = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
                "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
                "<|tool_call_argument_begin|>", "<|tool_call_end|>"]  # fmt: skip
-VERBS = ("rl", "train", "eval", "generate", "serve", "logits", "bench")
+VERBS = ("rl", "train", "eval", "generate", "serve", "logits", "info", "convert", "plan", "bench", "sandbox")
 
 
 class Help(Case):
@@ -178,6 +178,49 @@ class Generate(Case):
         self.refused("generate", NANO, "--prompt", "a", "--max-tokens", "0", says=["max_tokens"])
         bad = self.write("adapter/adapter_config.json", "{").parent
         self.refused("generate", NANO, "--prompt", "a", "--adapter", bad, code=1, says=["adapter_config.json"])
+
+
+class Checkpoints(Case):
+    """One checkpoint in every form it can be kept and run in."""
+
+    def logits(self, model, *options):
+        out = self.folder / "out.npy"
+        tokens = self.write("tokens.txt", " ".join(str(i * 37 % VOCAB) for i in range(40)))
+        self.tidelock("logits", model, "--tokens", tokens, "--out", out, *options)
+        return out.read_bytes()
+
+    def test_a_gguf_copy_says_the_same(self):
+        gguf, back = self.folder / "nano.gguf", self.folder / "back"
+        self.tidelock("convert", NANO, gguf, "--to", "gguf")
+        self.assertIn("GGUF v3, kimi-k3", self.tidelock("info", gguf).out)
+        self.assertEqual(self.logits(gguf), self.logits(NANO))
+        self.tidelock("convert", gguf, back, "--to", "safetensors")
+        self.assertEqual(self.logits(back), self.logits(NANO))
+
+    def test_packed_weights(self):
+        packed, expected = self.folder / "packed", self.logits(NANO)
+        first = self.tidelock("generate", NANO, "--prompt", "a", "--max-tokens", 4, "--packed", packed, "--weights", "mmap")
+        made = packed.stat()
+        for place in ("memory", "mmap"):
+            self.assertEqual(self.logits(NANO, "--packed", packed, "--weights", place), expected)
+        again = self.tidelock("generate", NANO, "--prompt", "a", "--max-tokens", 4)
+        self.assertEqual(first.out, again.out)
+        self.assertEqual((packed.stat().st_ino, packed.stat().st_mtime_ns), (made.st_ino, made.st_mtime_ns))
+        self.refused("generate", NANO, "--prompt", "a", "--weights", "mmap", says=["--packed FILE"])
+        other = self.write("precious.txt", "not weights")
+        self.refused("generate", NANO, "--prompt", "a", "--packed", other, says=["is not a file of packed weights"])
+        self.assertEqual(other.read_text(), "not weights")
+        rows = json.loads(self.tidelock("bench", "model", NANO, "-p", 16, "-n", 2, "-r", 2, "--json", "--packed", packed).out)
+        self.assertEqual([(r["n_prompt"], r["n_gen"]) for r in rows], [(16, 0), (0, 2)])
+        self.assertTrue(all(s > 0 for r in rows for s in r["samples_ns"]))
+
+    def test_plan_and_info_agree_on_the_weights(self):
+        plan = json.loads(self.tidelock("plan", NANO, "--memory", "1M", "--bandwidth", "10GB/s", "--nvme", "1GB/s", "--json").out)
+        self.assertFalse(plan["fits"])
+        self.assertGreater(plan["streamed_bytes"], 0)
+        packed = self.folder / "packed"
+        self.logits(NANO, "--packed", packed)
+        self.assertLess(abs(packed.stat().st_size / plan["weight_bytes"] - 1), 0.05)  # vectors out, a header in
 
 
 class Logits(Case):

@@ -19,7 +19,7 @@
 namespace tidelock::numerics {
 namespace quant_test {
 
-constexpr Format kBlockFormats[] = {Format::q8_0, Format::q4_k, Format::q5_k, Format::q6_k, Format::mxfp4};
+constexpr Format kBlockFormats[] = {Format::q8_0, Format::q4_k, Format::q5_k, Format::q6_k, Format::mxfp4, Format::q5_1};
 
 // Random bytes with scales of a sane size: whatever a file can hold.
 std::vector<std::byte> random_blocks(Random& random, Format format, std::int64_t n) {
@@ -269,6 +269,33 @@ TEST(Quant, FourAndFiveBitsWidenToTheSameValues) {
   EXPECT_EQ(v[31], 1.5F);  // 19 - 16
 }
 
+TEST(Quant, TypesWithMinimaAndTablesHoldTheirValues) {
+  std::vector<float> v(32);
+  std::vector<std::byte> q5(24), q4(20), nl(18), five(24), eight(34);
+  for (auto* block : {&q5, &q4, &nl}) (*block)[1] = std::byte{0x38};  // d = 0.5
+  for (auto* block : {&q5, &q4}) (*block)[3] = std::byte{0xBC};       // m = -1
+  q5[4] = std::byte{0x02};  // fifth bit of element 1
+  q5[7] = std::byte{0x80};  // of element 31
+  q5[8 + 1] = std::byte{0x2F};
+  q5[8 + 15] = std::byte{0x30};
+  dequantize(Format::q5_1, q5.data(), 32, v.data());
+  EXPECT_EQ(v[0], -1.0F);
+  EXPECT_EQ(v[1], 31 * 0.5F - 1);
+  EXPECT_EQ(v[17], 2 * 0.5F - 1);
+  EXPECT_EQ(v[31], 19 * 0.5F - 1);
+  q4[4 + 2] = std::byte{0x9F};
+  widen_to_q5_1(q4.data(), 32, five.data());
+  dequantize(Format::q5_1, five.data(), 32, v.data());
+  EXPECT_EQ(v[2], 15 * 0.5F - 1);
+  EXPECT_EQ(v[18], 9 * 0.5F - 1);
+  nl[2] = std::byte{0xF7};
+  widen_iq4_nl_to_q8_0(nl.data(), 32, eight.data());
+  dequantize(Format::q8_0, eight.data(), 32, v.data());
+  EXPECT_EQ(v[0], -10 * 0.5F);
+  EXPECT_EQ(v[16], 113 * 0.5F);
+  EXPECT_EQ(v[1], -127 * 0.5F);
+}
+
 TEST(Quant, HalvesRoundTripAndRoundToEven) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float x = f16_to_float(static_cast<std::uint16_t>(bits));
@@ -325,7 +352,7 @@ TEST(Quant, WrongShapesAreRefused) {
 }
 
 TEST(Quant, WhatIsNotFiniteIsFound) {
-  for (const Format format : {Format::f32, Format::bf16, Format::q8_0, Format::q4_k, Format::q6_k, Format::mxfp4}) {
+  for (const Format format : {Format::f32, Format::bf16, Format::q8_0, Format::q4_k, Format::q6_k, Format::mxfp4, Format::q5_1}) {
     std::vector<std::byte> w(4 * block_bytes(format));
     const std::int64_t n = 4 * block_elements(format);
     EXPECT_EQ(find_not_finite(format, w.data(), n), n);

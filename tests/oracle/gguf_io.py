@@ -147,3 +147,38 @@ def write(path, keys, weights, half=lambda name: False):
     with open(path, "wb") as file:
         file.write(head + b"\0" * (-len(head) % 32) + data)
     return stored
+
+
+def restore(keys, shapes, tensors):
+    """The inverse of convert: {GGUF name: flat array} -> {HF name: array of shapes[name]}. A residual score comes back as a
+    norm of ones and itself."""
+    full, heads = keys["linear_attn_config"]["full_attn_layers"], keys["num_attention_heads"]
+    nope, value = keys["qk_nope_head_dim"], keys["v_head_dim"]
+    out = {}
+    for full_name, shape in shapes.items():
+        name = full_name.replace("language_model.", "")
+        get = lambda key, shape=shape: np.asarray(tensors[key], np.float64).reshape(shape)
+        if name.endswith("_res_norm.weight"):
+            out[full_name] = np.ones(shape)
+        elif name in ENDS:
+            out[full_name] = get(ENDS[name])
+        elif name.startswith("model.output_attn_res"):
+            out[full_name] = get("output_res_score.weight")
+        else:
+            _, _, layer, rest = name.split(".", 3)
+            block, parts = f"blk.{layer}.", rest.split(".")
+            if rest == "self_attn.A_log":
+                out[full_name] = np.log(-get(block + "ssm_a"))
+            elif rest == "self_attn.g_proj.weight":
+                out[full_name] = get(block + ("attn_gate.weight" if int(layer) + 1 in full else "ssm_g.weight"))
+            elif rest == "self_attn.kv_b_proj.weight":
+                k = get(block + "attn_k_b.weight", (heads, -1, nope)).transpose(0, 2, 1)
+                out[full_name] = np.concatenate([k, get(block + "attn_v_b.weight", (heads, value, -1))], 1).reshape(shape)
+            elif parts[0].rsplit("_", 1)[0] in SCORES:
+                out[full_name] = get(block + SCORES[parts[0].rsplit("_", 1)[0]] + ".weight")
+            elif parts[1] == "experts":
+                stack = get(block + STACKS[parts[3]] + ".weight", (keys["num_experts"], *shape))
+                out[full_name] = stack[int(parts[2])]
+            else:
+                out[full_name] = get(block + NAMES[rest])
+    return out
