@@ -160,7 +160,7 @@ TEST_P(WeightSources, GgufTensorsAreChecked) {
       t.bytes.assign(static_cast<std::size_t>(n / info->block) * info->bytes, std::byte{0});
     };
   };
-  with(retype("blk.0.attn_q.weight", 11), "tensor blk.0.attn_q.weight is Q3_K, expected F32, F16",
+  with(retype("blk.0.attn_q.weight", 9), "tensor blk.0.attn_q.weight is Q8_1, expected F32, F16",
        ErrorCode::not_supported);
   with(retype("blk.0.attn_norm.weight", ggml::q8_0), "tensor blk.0.attn_norm.weight is Q8_0, expected F32, F16 or BF16",
        ErrorCode::not_supported);
