@@ -19,11 +19,11 @@ namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE {
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr std::array<int, 2> kTileRows{2, 1};
 inline constexpr int kBlockPanels = 2;
-inline constexpr int kFewRows = 2, kFewPanels = 2;
+inline constexpr int kFewRows = 2;
 #elif defined(__AVX512F__)
 inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};
 inline constexpr int kBlockPanels = 3;
-inline constexpr int kFewRows = 4, kFewPanels = 4;
+inline constexpr int kFewRows = 4;
 #elif defined(__AVX2__)
 inline constexpr std::array<int, 4> kTileRows{6, 3, 2, 1};
 inline constexpr int kBlockPanels = 1;
@@ -79,19 +79,30 @@ inline V16 load_exponents(const std::byte* from) {
 #endif
 }
 
-// Scales and minima of 16 outputs for sub-block b of a chunk (layout: matmul_kernels.hpp). The products are exact.
+// What all sub-blocks of a chunk share of the scales and minima of 16 outputs (layout: matmul_kernels.hpp).
+struct Shared {
+  V16 d, dmin;
+};
 template <Format F>
-inline V16 load_scale(const std::byte* chunk, std::int64_t b) {
+inline Shared load_shared(const std::byte* chunk) {
+  if constexpr (F == Format::q6_k) return {load_f16(chunk), V16{}};
+  if constexpr (F == Format::q4_k || F == Format::q5_k) return {load_f16(chunk), load_f16(chunk + 32)};
+  return {V16{}, V16{}};
+}
+
+// Scales and minima of 16 outputs for sub-block b of a chunk. The products are exact.
+template <Format F>
+inline V16 load_scale(const Shared& shared, const std::byte* chunk, std::int64_t b) {
   if constexpr (F == Format::q8_0) return load_f16(chunk + b * 32);
   if constexpr (F == Format::mxfp4) return load_exponents(chunk + b * 16);
   if constexpr (F == Format::q5_1) return load_f16(chunk + b * 64);
-  if constexpr (F == Format::q6_k) return mul(load_f16(chunk), load_bytes<std::int8_t>(chunk + 32 + b * 16));
-  return mul(load_f16(chunk), load_bytes<std::uint8_t>(chunk + 64 + b * 16));
+  if constexpr (F == Format::q6_k) return mul(shared.d, load_bytes<std::int8_t>(chunk + 32 + b * 16));
+  return mul(shared.d, load_bytes<std::uint8_t>(chunk + 64 + b * 16));
 }
 template <Format F>
-inline V16 load_min(const std::byte* chunk, std::int64_t b) {
+inline V16 load_min(const Shared& shared, const std::byte* chunk, std::int64_t b) {
   if constexpr (F == Format::q5_1) return load_f16(chunk + b * 64 + 32);
-  return mul(load_f16(chunk + 32), load_bytes<std::uint8_t>(chunk + 192 + b * 16));
+  return mul(shared.dmin, load_bytes<std::uint8_t>(chunk + 192 + b * 16));
 }
 
 // ---- unpacking
@@ -248,9 +259,10 @@ struct Block {
         for (std::int64_t g = 0; g < count / 32; ++g)
           unpack_group<F>(from + codes_offset(F, count) + g * kGroupBytes,
                           s.codes.data() + (p * kChunk + g * 32) * kPanel);
+      const Shared shared = load_shared<F>(from);
       for (std::int64_t b = 0; b < count / kSub; ++b) {
-        store(s.scales.data() + (p * kMaxSubBlocks + b) * kPanel, load_scale<F>(from, b));
-        if constexpr (kMin) store(s.mins.data() + (p * kMaxSubBlocks + b) * kPanel, load_min<F>(from, b));
+        store(s.scales.data() + (p * kMaxSubBlocks + b) * kPanel, load_scale<F>(shared, from, b));
+        if constexpr (kMin) store(s.mins.data() + (p * kMaxSubBlocks + b) * kPanel, load_min<F>(shared, from, b));
       }
     }
   }
@@ -316,72 +328,65 @@ struct Block {
 
 #if defined(__AVX512F__)
   // The dot products of one group of 32 k (one sub-block, or two), codes unpacked in registers.
-  template <int R, int P, int kFirstStep>
-  static TIDELOCK_INLINE void group_dots(Dots<R, P>& dots, const std::int8_t* q, std::int64_t in,
-                                         const std::byte* group, std::size_t panel_stride) {
+  template <int R, int kFirstStep>
+  static TIDELOCK_INLINE void group_dots(Dots<R, 1>& dots, const std::int8_t* q, std::int64_t in,
+                                         const std::byte* group) {
     repeat<kSubSteps>([&](auto i) __attribute__((always_inline)) {
       constexpr int kStep = kFirstStep + i;
-      Codes w[P];
-      repeat<P>([&](auto p)
-                    __attribute__((always_inline)) { w[p] = {unpack_step<F, kStep>(group + p * panel_stride)}; });
+      const Codes w{unpack_step<F, kStep>(group)};
       repeat<R>([&](auto r) __attribute__((always_inline)) {
-        const Four x = load_four(q + r * in + kStep * 4);
-        repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = dot(w[p], x, dots.v[r][p]); });
+        dots.v[r][0] = dot(w, load_four(q + r * in + kStep * 4), dots.v[r][0]);
       });
     });
   }
 
-  template <int R, int P>
+  // R rows of one panel. Panels one after the other are one stream of memory, which the processor sees coming; several
+  // side by side are short streams that it does not (a fifth slower from memory).
+  template <int R>
   static void few_rows(const MatmulJob& job, std::int64_t row, std::int64_t panel) {
     const std::int64_t in = job.in, segment_groups = in / job.segments / 32, groups = in / 32;
-    const std::size_t stride = panel_bytes(F, in);
-    const std::byte* w = job.w + static_cast<std::size_t>(panel) * stride;
+    const std::byte* chunk = job.w + static_cast<std::size_t>(panel) * panel_bytes(F, in);
     const std::int8_t* q = job.quantized.q + row * in;
     const float* ds = job.quantized.d + row * (in / kInputBlock);
     const std::int32_t* sums = job.quantized.sums + row * (in / 16);
-    alignas(64) float total[R * P * kPanel];
-    Accumulators<R, P> acc;
+    alignas(64) float total[R * kPanel];
+    Accumulators<R, 1> acc;
     acc.zero();
-    for (std::int64_t g = 0; g < groups; ++g) {
-      constexpr std::int64_t kPerChunk = kChunk / 32;
-      const std::byte* chunk = w + static_cast<std::size_t>(g / kPerChunk) * chunk_bytes(F, kChunk);
-      const std::int64_t count = std::min<std::int64_t>(kChunk, in - g / kPerChunk * kChunk);
-      const std::byte* codes = chunk + codes_offset(F, count) + g % kPerChunk * kGroupBytes;
-      repeat<kSubsPerInput>([&](auto half) __attribute__((always_inline)) {
-        const std::int64_t b = g * kSubsPerInput + half, in_chunk = g % kPerChunk * kSubsPerInput + half;
-        Dots<R, P> dots;
-        repeat<R>([&](auto r) __attribute__((always_inline)) {
-          const std::int32_t start =
-              code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum<kSub>(sums + r * (in / 16), b);
-          repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
-        });
-        group_dots<R, P, half * kSubSteps>(dots, q + g * 32, in, codes, stride);
-        repeat<P>([&](auto p) __attribute__((always_inline)) {
-          const V16 scale = load_scale<F>(chunk + p * stride, in_chunk);
-          const V16 min = kMin ? load_min<F>(chunk + p * stride, in_chunk) : V16{};
+    constexpr std::int64_t kPerChunk = kChunk / 32;
+    for (std::int64_t g0 = 0; g0 < groups; g0 += kPerChunk, chunk += chunk_bytes(F, kChunk)) {
+      const std::int64_t g1 = std::min(g0 + kPerChunk, groups);
+      const std::byte* codes = chunk + codes_offset(F, (g1 - g0) * 32);
+      const Shared shared = load_shared<F>(chunk);
+      for (std::int64_t g = g0; g < g1; ++g, codes += kGroupBytes) {
+        repeat<kSubsPerInput>([&](auto half) __attribute__((always_inline)) {
+          const std::int64_t b = g * kSubsPerInput + half, in_chunk = (g - g0) * kSubsPerInput + half;
+          Dots<R, 1> dots;
+          repeat<R>([&](auto r) __attribute__((always_inline)) {
+            dots.v[r][0] = set1_int(
+                code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum<kSub>(sums + r * (in / 16), b));
+          });
+          group_dots<R, half * kSubSteps>(dots, q + g * 32, in, codes);
+          const V16 scale = load_scale<F>(shared, chunk, in_chunk);
+          const V16 min = kMin ? load_min<F>(shared, chunk, in_chunk) : V16{};
           repeat<R>([&](auto r) __attribute__((always_inline)) {
             const std::int32_t sum = kMin ? input_sum<kSub>(sums + r * (in / 16), b) : 0;
-            acc.v[r][p] = accumulate<kMin>(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][p], acc.v[r][p]);
+            acc.v[r][0] = accumulate<kMin>(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][0], acc.v[r][0]);
           });
         });
-      });
-      if ((g + 1) % segment_groups != 0) continue;
-      repeat<R>([&](auto r) __attribute__((always_inline)) {
-        repeat<P>([&](auto p) __attribute__((always_inline)) {
-          float* to = total + (r * P + p) * kPanel;
-          store(to, g + 1 == segment_groups ? acc.v[r][p] : add(load(to), acc.v[r][p]));
+        if ((g + 1) % segment_groups != 0) continue;
+        repeat<R>([&](auto r) __attribute__((always_inline)) {
+          float* to = total + r * kPanel;
+          store(to, g + 1 == segment_groups ? acc.v[r][0] : add(load(to), acc.v[r][0]));
         });
-      });
-      acc.zero();
+        acc.zero();
+      }
     }
-    write(job, total, P * kPanel, row, R, panel, P);
+    write(job, total, kPanel, row, R, panel, 1);
   }
   using FewFunction = void (*)(const MatmulJob&, std::int64_t row, std::int64_t panel);
-  static constexpr auto kFew = [] {  // [R - 1]: kFewPanels panels, and one
-    std::array<std::array<FewFunction, 2>, kFewRows> tiles{};
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-      ((tiles[I] = {&few_rows<I + 1, kFewPanels>, &few_rows<I + 1, 1>}), ...);
-    }
+  static constexpr auto kFew = [] {  // [R - 1]
+    std::array<FewFunction, kFewRows> tiles{};
+    [&]<int... I>(std::integer_sequence<int, I...>) { ((tiles[I] = &few_rows<I + 1>), ...); }
     (std::make_integer_sequence<int, kFewRows>{});
     return tiles;
   }();
@@ -391,10 +396,7 @@ struct Block {
                   std::int64_t panel1) {
 #if defined(__AVX512F__)
     if (row1 - row0 <= kFewRows) {
-      const auto [several, one] = kFew[row1 - row0 - 1];
-      std::int64_t panel = panel0;
-      for (; panel + kFewPanels <= panel1; panel += kFewPanels) several(job, row0, panel);
-      for (; panel < panel1; ++panel) one(job, row0, panel);
+      for (std::int64_t panel = panel0; panel < panel1; ++panel) kFew[row1 - row0 - 1](job, row0, panel);
       return;
     }
 #endif
