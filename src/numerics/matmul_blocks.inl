@@ -23,7 +23,7 @@ inline constexpr int kFewRows = 2;
 #elif defined(__AVX512F__)
 inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};
 inline constexpr int kBlockPanels = 3;
-inline constexpr int kFewRows = 4;
+inline constexpr int kFewRows = 8;
 #elif defined(__AVX2__)
 inline constexpr std::array<int, 4> kTileRows{6, 3, 2, 1};
 inline constexpr int kBlockPanels = 1;
