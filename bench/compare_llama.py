@@ -3,6 +3,8 @@
 
     tools/fetch_llama.sh
     bench/compare_llama.py MODEL.gguf [--threads 1] [--repetitions 5] [--tests pp512,tg32,...] [--json]
+    bench/compare_llama.py MODEL.gguf --busy       2 threads while another process keeps a core busy, against 1 thread alone
+    bench/compare_llama.py MODEL.gguf --start      from the start of the process to the first token, the file in the page cache
 
 Both programs keep the model loaded and take turns test by test, so that both meet the same machine. A test is
 pp<PROMPT>, tg<TOKENS>, tg<TOKENS>@<DEPTH> or tg<TOKENS>x<SEQUENCES>. "of limit" is, for decoding, the share of the
@@ -15,6 +17,8 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -61,6 +65,76 @@ def measure(ours, peer, test, repetitions):
     return row
 
 
+def tidelock(options, threads, *more):
+    return [os.path.join(ROOT, "build/release/tidelock"), "bench", "model", options.model, "-t", str(threads), "--interactive", *more]
+
+
+def llama(options, threads, *more):
+    return [PEER, os.path.join(ROOT, "build/llama/backends"), options.model, str(threads), *more]
+
+
+def busy(options):
+    """Ratios of two threads that share a core with a spinning process to one thread alone."""
+    programs = {"ours": [Program(tidelock(options, n)) for n in (1, 2)], "llama.cpp": [Program(llama(options, n)) for n in (1, 2)]}
+    cores = sorted(os.sched_getaffinity(0))
+    for test in ("512 0 0 1", "0 32 0 1"):
+        ratios = {name: [] for name in programs}
+        for round_number in range(options.repetitions + 1):
+            for name, (one, two) in programs.items():
+                alone = float(one.ask(test)[0])
+                spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                try:
+                    os.sched_setaffinity(spinner.pid, cores[-1:])
+                    shared = float(two.ask(test)[0])
+                finally:
+                    spinner.kill()
+                    spinner.wait()
+                if round_number > 0:
+                    ratios[name].append(alone / shared)
+        medians = {name: statistics.median(values) for name, values in ratios.items()}
+        title = "pp512" if test.startswith("512") else "tg32"
+        if options.json:
+            print(json.dumps({"test": title, "busy_core": medians}), flush=True)
+        else:
+            print(f"{title:<12} 2 threads beside a busy core, of 1 thread alone: {medians['ours']:.2f}   llama.cpp {medians['llama.cpp']:.2f}", flush=True)
+
+
+def start(options):
+    """Seconds from the start of the process to the first token of a prompt of one."""
+    with tempfile.TemporaryDirectory(dir=os.path.join(ROOT, "build")) as folder:
+        packed = os.path.join(folder, "packed")
+        ways = {
+            "ours, packed anew": tidelock(options, options.threads),
+            "ours, --packed": tidelock(options, options.threads, "--packed", packed),
+            "ours, --packed --weights mmap": tidelock(options, options.threads, "--packed", packed, "--weights", "mmap"),
+            "llama.cpp (mapped)": llama(options, options.threads, "512"),
+        }
+        seconds = {name: [] for name in ways}
+        seconds["reading the file"] = []
+        for round_number in range(options.repetitions + 1):
+            for name, command in ways.items():
+                begin = time.monotonic()
+                program = Program(command)
+                program.ask("1 0 0 1")
+                taken = time.monotonic() - begin
+                program.process.stdin.close()
+                program.process.wait()
+                if round_number > 0:
+                    seconds[name].append(taken)
+            begin = time.monotonic()
+            with open(options.model, "rb", buffering=0) as file:
+                buffer = bytearray(1 << 20)
+                while file.readinto(buffer):
+                    pass
+            seconds["reading the file"].append(time.monotonic() - begin)
+    for name, values in seconds.items():
+        value = statistics.median(values)
+        print(json.dumps({"start": name, "seconds": value}) if options.json else f"{name:<32} {value:.3f} s", flush=True)
+
+
+PEER = os.path.join(ROOT, "build/llama/llama_model")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
@@ -68,13 +142,15 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tests", default="pp512,pp4096,tg32,tg32@2048,tg32x16")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--start", action="store_true")
     options = parser.parse_args()
-    peer_program = os.path.join(ROOT, "build/llama/llama_model")
-    if not os.path.exists(peer_program):
+    if not os.path.exists(PEER):
         sys.exit("build/llama/llama_model is missing: run tools/fetch_llama.sh")
-    ours = Program([os.path.join(ROOT, "build/release/tidelock"), "bench", "model", options.model, "-t",
-                    str(options.threads), "--interactive"])
-    peer = Program([peer_program, os.path.join(ROOT, "build/llama/backends"), options.model, str(options.threads)])
+    if options.busy or options.start:
+        (busy if options.busy else start)(options)
+        return
+    ours, peer = Program(tidelock(options, options.threads)), Program(llama(options, options.threads))
     if not options.json:
         print(f"{os.path.basename(options.model)}, {options.threads} thread(s), medians of {options.repetitions}")
     for name in options.tests.split(","):

@@ -1,5 +1,5 @@
 // The peer of `tidelock bench model --interactive`: llama.cpp's library on the same file and the same lines.
-//   llama_model BACKENDS MODEL THREADS     BACKENDS: the folder of the ggml libraries
+//   llama_model BACKENDS MODEL THREADS [CONTEXT]     BACKENDS: the folder of the ggml libraries; CONTEXT: tokens, of all sequences
 // Reads "PROMPT GENERATE DEPTH SEQUENCES" from standard input and answers with seconds. Like llama-bench: batches of
 // 512 prompt tokens, logits of the last one, default cache types, no sampling.
 #include <chrono>
@@ -67,10 +67,10 @@ struct Runner {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) die("expected BACKENDS MODEL THREADS");
+  if (argc < 4 || argc > 5) die("expected BACKENDS MODEL THREADS [CONTEXT]");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
-        if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
       },
       nullptr);
   ggml_backend_load_all_from_path(argv[1]);
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
   llama_model* model = llama_model_load_from_file(argv[2], llama_model_default_params());
   if (model == nullptr) die("the model does not load");
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = 16 * 4608;
+  params.n_ctx = argc == 5 ? static_cast<std::uint32_t>(std::atoi(argv[4])) : 16 * 4608;
   params.n_batch = kBatch;
   params.n_ubatch = kBatch;
   params.n_seq_max = kMaxSequences;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/stall_guard.hpp"
 
 namespace tidelock {
 namespace {
@@ -25,21 +27,26 @@ void set_flush_to_zero() {
 }
 
 struct Team::Impl {
+  using Clock = std::chrono::steady_clock;
+
   std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake, done;
-  std::atomic<std::uint64_t> generation{0};
-  std::atomic<int> active{0};
+  std::atomic<std::uint64_t> generation{0};  // of loops; changes under the mutex, like `open`
+  bool open = false, stop = false;           // open: workers may still join the loop
+  std::atomic<int> inside{0};                // workers that have joined and not left
   std::atomic<std::int64_t> next{0};
   std::int64_t count = 0, grain = 1;
   const std::function<void(std::int64_t, std::int64_t)>* body = nullptr;
   std::exception_ptr error;
-  bool stop = false;
+  StallGuard guard;
 
-  void take_pieces() {
-    for (;;) {
+  // Runs pieces until none is left; returns what the longest took.
+  Clock::duration take_pieces() {
+    Clock::duration longest{};
+    for (auto begun = Clock::now();;) {
       const std::int64_t begin = next.fetch_add(grain);
-      if (begin >= count) return;
+      if (begin >= count) return longest;
       try {
         (*body)(begin, std::min(begin + grain, count));
       } catch (...) {
@@ -47,27 +54,57 @@ struct Team::Impl {
         if (!error) error = std::current_exception();
         next.store(count);
       }
+      const auto ended = Clock::now();
+      longest = std::max(longest, ended - begun);
+      begun = ended;
     }
+  }
+
+  // Waits for a loop that this worker has not seen; false at the end of the team.
+  bool join(std::uint64_t& seen) {
+    for (int spin = 0; spin < kSpinsBeforeSleep && generation.load(std::memory_order_acquire) == seen; ++spin)
+      _mm_pause();
+    std::unique_lock lock(mutex);
+    wake.wait(lock, [&] { return stop || (open && generation.load() != seen); });
+    if (stop) return false;
+    seen = generation.load();
+    inside.fetch_add(1);
+    return true;
   }
 
   void worker() {
     set_flush_to_zero();
-    std::uint64_t seen = 0;
-    for (;;) {
-      for (int spin = 0; spin < kSpinsBeforeSleep && generation.load(std::memory_order_acquire) == seen; ++spin)
-        _mm_pause();
-      {
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stop || generation.load() != seen; });
-        if (stop) return;
-        seen = generation.load();
-      }
+    for (std::uint64_t seen = 0; join(seen);) {
       take_pieces();
-      if (active.fetch_sub(1) == 1) {
-        const std::lock_guard lock(mutex);
-        done.notify_one();
-      }
+      const std::lock_guard lock(mutex);
+      if (inside.fetch_sub(1) == 1) done.notify_one();
     }
+  }
+
+  void begin(std::int64_t of, std::int64_t step, const std::function<void(std::int64_t, std::int64_t)>& what) {
+    {
+      const std::lock_guard lock(mutex);
+      count = of;
+      grain = step;
+      body = &what;
+      error = nullptr;
+      next.store(0);
+      open = true;
+      generation.fetch_add(1, std::memory_order_release);
+    }
+    wake.notify_all();
+  }
+
+  // No piece is left to take: whoever has not come by now is not waited for, only those with a piece in their hands.
+  void finish() {
+    {
+      const std::lock_guard lock(mutex);
+      open = false;
+    }
+    for (int spin = 0; spin < kSpinsBeforeSleep && inside.load() != 0; ++spin) _mm_pause();
+    std::unique_lock lock(mutex);
+    done.wait(lock, [&] { return inside.load() == 0; });
+    if (error) std::rethrow_exception(error);
   }
 };
 
@@ -95,27 +132,17 @@ void Team::parallel(std::int64_t count, std::int64_t grain,
                     const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (count <= 0) return;
   grain = std::max<std::int64_t>(grain, 1);
-  if (impl_->workers.empty() || count <= grain) {
+  const auto begun = Impl::Clock::now();
+  if (impl_->workers.empty() || count <= grain || impl_->guard.alone(begun)) {
     for (std::int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(begin + grain, count));
     return;
   }
-  Impl& team = *impl_;
-  {
-    const std::lock_guard lock(team.mutex);
-    team.count = count;
-    team.grain = grain;
-    team.body = &body;
-    team.error = nullptr;
-    team.next.store(0);
-    team.active.store(static_cast<int>(team.workers.size()));
-    team.generation.fetch_add(1, std::memory_order_release);
-  }
-  team.wake.notify_all();
-  team.take_pieces();
-  for (int spin = 0; spin < kSpinsBeforeSleep && team.active.load() != 0; ++spin) _mm_pause();
-  std::unique_lock lock(team.mutex);
-  team.done.wait(lock, [&] { return team.active.load() == 0; });
-  if (team.error) std::rethrow_exception(team.error);
+  impl_->begin(count, grain, body);
+  const auto longest = impl_->take_pieces();
+  const auto waiting = Impl::Clock::now();
+  impl_->finish();
+  const auto now = Impl::Clock::now();
+  impl_->guard.waited(now, now - waiting, longest);
 }
 
 Team& solo_team() {

@@ -1,7 +1,9 @@
 // A team of threads for data-parallel loops.
 //
 // Work is split by output index, never inside a reduction (numerics.md), so the number of threads cannot change a bit.
-// A worker that has nothing to do sleeps; nobody spins for long, so a busy core costs its share and no more.
+// A worker that has nothing to do sleeps, and nobody spins for long. On a machine that others use, too, a loop does not
+// wait for workers that did not come in time, and works alone for a while after one was taken off its core amid a piece
+// (stall_guard.hpp): a busy core costs its share and little more.
 #pragma once
 
 #include <cstdint>

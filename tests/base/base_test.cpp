@@ -1,11 +1,15 @@
 #include "base/base.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <numeric>
+#include <set>
+
+#include "base/stall_guard.hpp"
 
 namespace tidelock {
 namespace base_test {
@@ -74,6 +78,85 @@ TEST(Team, CoversEveryIndexOnceAndRethrows) {
                                }),
                  Error);
   }
+}
+
+std::set<pid_t> threads_of_this_process() {
+  std::set<pid_t> ids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    ids.insert(std::stoi(entry.path().filename().string()));
+  return ids;
+}
+
+std::atomic<int> held{0};
+std::atomic<bool> let_go{false};
+void hold(int /*signal*/) {
+  ++held;
+  while (!let_go) ::usleep(1000);
+}
+
+// A worker whose core is taken by somebody else does not come; here it sits in a signal handler.
+TEST(Team, AWorkerThatDoesNotComeIsNotWaitedFor) {
+  struct sigaction action {};
+  action.sa_handler = hold;
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, nullptr), 0);
+  held = 0;
+  let_go = false;
+  const auto before = threads_of_this_process();
+  Team team(3);
+  int sent = 0;
+  for (const pid_t id : threads_of_this_process()) {
+    if (before.contains(id)) continue;
+    ASSERT_EQ(::tgkill(::getpid(), id, SIGUSR1), 0);
+    ++sent;
+  }
+  ASSERT_EQ(sent, 2);
+  while (held.load() < 2) ::usleep(1000);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<int> hits(50);  // written by this thread alone
+    team.parallel(50, 1, [&](std::int64_t begin, std::int64_t) { ++hits[static_cast<std::size_t>(begin)]; });
+    ASSERT_EQ(std::accumulate(hits.begin(), hits.end(), 0), 50);
+  }
+  let_go = true;
+  // Back, they help again: two pieces that wait for each other can only end on two threads.
+  std::atomic<int> together{0};
+  team.parallel(3, 1, [&](std::int64_t, std::int64_t) {
+    for (++together; together.load() < 3;) ::usleep(100);
+  });
+  EXPECT_EQ(together.load(), 3);
+}
+
+TEST(StallGuard, WorksAloneForAMultipleOfTheWaitAndNoLonger) {
+  using std::chrono::microseconds;
+  const StallGuard::Time zero = StallGuard::Time{} + std::chrono::hours(1);
+  StallGuard guard;
+  EXPECT_FALSE(guard.alone(zero));
+  guard.waited(zero, microseconds(99), microseconds(0));    // short
+  guard.waited(zero, microseconds(490), microseconds(100));  // no longer than pieces are
+  EXPECT_FALSE(guard.alone(zero));
+  guard.waited(zero, microseconds(3000), microseconds(100));
+  EXPECT_TRUE(guard.alone(zero));
+  EXPECT_TRUE(guard.alone(zero + microseconds(59'999)));
+  EXPECT_FALSE(guard.alone(zero + microseconds(60'000)));
+}
+
+// Whatever the waits are, they are at most one part in twenty of the time that follows them.
+TEST(StallGuard, WaitingIsABoundedShareOfTheTime) {
+  Random random(5);
+  StallGuard guard;
+  StallGuard::Time now = StallGuard::Time{} + std::chrono::hours(1);
+  StallGuard::Duration waited{}, worked{};
+  for (int i = 0; i < 100'000; ++i) {
+    const auto loop = std::chrono::microseconds(5 + random.below(200));
+    now += loop;
+    worked += loop;
+    if (guard.alone(now)) continue;
+    const auto wait = random.below(3) == 0 ? std::chrono::microseconds(500 + random.below(4000)) : std::chrono::microseconds(0);
+    now += wait;
+    waited += wait;
+    guard.waited(now, wait, std::chrono::microseconds(50));
+  }
+  EXPECT_GT(waited.count(), 0);
+  EXPECT_LT(static_cast<double>(waited.count()), 0.06 * static_cast<double>(worked.count()));
 }
 
 }  // namespace base_test

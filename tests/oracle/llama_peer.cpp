@@ -94,7 +94,7 @@ void quantize(const char* path, const char* out_path, const std::string& type) {
 int main(int argc, char** argv) {
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
-        if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
       },
       nullptr);
   const std::string verb = argc > 1 ? argv[1] : "";
