@@ -92,8 +92,8 @@ class Converter {
     std::filesystem::create_directories(out);
     write_file_atomic(out / "config.json", config_to_json(config));
     copy_tokenizer(out);
-    write_safetensors(out / "model.safetensors", tensors,
-                      {{"format", "pt"}, {"tidelock_contract", numerics::kContractName}});
+    report_.files = write_checkpoint(out, tensors, {{"format", "pt"}, {"tidelock_contract", numerics::kContractName}},
+                                     options_.shard_bytes);
     return std::move(report_);
   }
 

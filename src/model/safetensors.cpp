@@ -388,4 +388,35 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   file.commit();
 }
 
+std::size_t write_checkpoint(const std::filesystem::path& folder, const std::vector<TensorToWrite>& tensors,
+                             const std::map<std::string, std::string>& metadata, std::uint64_t shard_bytes) {
+  std::vector<std::vector<TensorToWrite>> shards(1);
+  std::uint64_t in_shard = 0, total = 0;
+  for (const TensorToWrite& tensor : tensors) {
+    const std::uint64_t bytes = byte_count(tensor.shape, tensor.dtype).value_or(0);  // write_safetensors refuses the rest
+    if (in_shard != 0 && in_shard + bytes > shard_bytes) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
+    shards.back().push_back(tensor);
+    in_shard += bytes;
+    total += bytes;
+  }
+  if (shards.size() == 1) {
+    write_safetensors(folder / "model.safetensors", tensors, metadata);
+    return 1;
+  }
+  Json places = Json::object();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    write_safetensors(folder / name, shards[i], metadata);
+    for (const TensorToWrite& tensor : shards[i])
+      if (!places.emplace(tensor.name, name).second)
+        fail(ErrorCode::invalid_argument, "{}: tensor name \"{}\" stands twice", folder.string(), tensor.name);
+  }
+  const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(places)}};
+  write_file_atomic(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+  return shards.size();
+}
+
 }  // namespace tidelock::model

@@ -92,6 +92,31 @@ TEST_P(Convert, ADecayAndAScoreSurviveToTheLastBits) {
   expect_near(model->output_mix_norm, std::vector<float>(product.size(), 1.0F));
 }
 
+TEST_P(Convert, ShardsAreTheSameModel) {
+  make(false);
+  const auto shards = folder.path / "shards";
+  const ConvertReport report = convert_model(plain, shards, {.to_gguf = false, .shard_bytes = 20'000});
+  EXPECT_GT(report.files, 3U);
+  EXPECT_FALSE(std::filesystem::exists(shards / "model.safetensors"));
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(shards)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++files;
+    std::uint64_t bytes = 0;
+    const SafetensorsFile file(entry.path());
+    for (const auto& [name, tensor] : file.tensors()) bytes += tensor.bytes.size();
+    EXPECT_TRUE(bytes <= 20'000 || file.tensors().size() == 1) << entry.path();
+  }
+  EXPECT_EQ(files, report.files);
+  EXPECT_TRUE(same_bits(rows(shards), rows(plain)));
+  const auto back = folder.path / "back";
+  EXPECT_EQ(convert_model(shards, back, {.to_gguf = false}).files, 1U);
+  EXPECT_EQ(read_file(back / "model.safetensors"), read_file(plain / "model.safetensors"));
+  // Without the index nobody takes the shards for a whole.
+  std::filesystem::remove(shards / "model.safetensors.index.json");
+  EXPECT_THROW(open_weights(shards), Error);
+}
+
 // Blocks of `format` and back, of rows of a matrix of the plain folder.
 std::vector<float> through(Format format, std::vector<float> x) {
   std::vector<std::byte> blocks(numerics::row_bytes(format, static_cast<std::int64_t>(x.size())));
