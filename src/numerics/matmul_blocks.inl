@@ -353,6 +353,7 @@ struct Block {
     Accumulators<R, 1> acc;
     acc.zero();
     constexpr std::int64_t kPerChunk = kChunk / 32;
+    std::int64_t left = segment_groups;  // of the segment
     for (std::int64_t g0 = 0; g0 < groups; g0 += kPerChunk, chunk += chunk_bytes(F, kChunk)) {
       const std::int64_t g1 = std::min(g0 + kPerChunk, groups);
       const std::byte* codes = chunk + codes_offset(F, (g1 - g0) * 32);
@@ -373,7 +374,8 @@ struct Block {
             acc.v[r][0] = accumulate<kMin>(scale, min, ds[r * (in / kInputBlock) + g], sum, dots.v[r][0], acc.v[r][0]);
           });
         });
-        if ((g + 1) % segment_groups != 0) continue;
+        if (--left != 0) continue;
+        left = segment_groups;
         repeat<R>([&](auto r) __attribute__((always_inline)) {
           float* to = total + r * kPanel;
           store(to, g + 1 == segment_groups ? acc.v[r][0] : add(load(to), acc.v[r][0]));
