@@ -1,5 +1,6 @@
 // The peer of `tidelock bench model --interactive`: llama.cpp's library on the same file and the same lines.
-//   llama_model BACKENDS MODEL THREADS [CONTEXT]     BACKENDS: the folder of the ggml libraries; CONTEXT: tokens, of all sequences
+//   llama_model BACKENDS MODEL THREADS [CONTEXT]     BACKENDS: the folder of the ggml libraries; CONTEXT: tokens, of
+//   all sequences
 // Reads "PROMPT GENERATE DEPTH SEQUENCES" from standard input and answers with seconds. Like llama-bench: batches of
 // 512 prompt tokens, logits of the last one, default cache types, no sampling.
 #include <chrono>

@@ -25,9 +25,9 @@ struct ConvertReport {
   std::vector<std::string> notices;  // what the new file cannot say, or what was left behind
 };
 
-// Writes `out`: a .gguf file, or a new folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files. Whole or
-// not at all: an interrupted conversion leaves no model.safetensors, no index of shards and no .gguf. Throws Error{not_supported} for what
-// the target cannot hold, before anything is written.
+// Writes `out`: a .gguf file, or a new folder with config.json, model.safetensors (or shards and their index) and the
+// tokenizer's files. Whole or not at all: an interrupted conversion leaves no model.safetensors, no index of shards and
+// no .gguf. Throws Error{not_supported} for what the target cannot hold, before anything is written.
 ConvertReport convert_model(const std::filesystem::path& in, const std::filesystem::path& out,
                             const ConvertOptions& options);
 

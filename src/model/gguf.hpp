@@ -59,8 +59,8 @@ struct GgmlType {
   std::size_t bytes;
 };
 namespace ggml {
-inline constexpr std::uint32_t f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12,
-                               q5_k = 13, q6_k = 14, iq4_nl = 20, bf16 = 30, mxfp4 = 39;
+inline constexpr std::uint32_t f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13,
+                               q6_k = 14, iq4_nl = 20, bf16 = 30, mxfp4 = 39;
 }
 const GgmlType* find_ggml_type(std::uint32_t id);  // null when this reader does not know it
 

@@ -184,7 +184,8 @@ class GgufSource : public WeightSource {
     const auto format = run_format(*tensor->type);
     if (!format || (vector && numerics::is_quantized(*format)))
       fail(ErrorCode::not_supported, "{}: tensor {} is {}, expected {}", path_.string(), entry.name, tensor->type->name,
-           vector ? "F32, F16 or BF16" : "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL or MXFP4");
+           vector ? "F32, F16 or BF16"
+                  : "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL or MXFP4");
     return *tensor;
   }
 

@@ -237,9 +237,10 @@ void Model::adopt(ParameterId id, Format format, Format value_format, std::span<
 void Model::will_need(ParameterId id) const {
   constexpr std::uintptr_t kPage = 4096;
   for (const Matrix& part : parameter(id).parts) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(part.forward.data()) / kPage * kPage;
-    const auto end = reinterpret_cast<std::uintptr_t>(part.forward.data()) + part.forward.bytes();
-    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);  // a wish: pages come anyway
+    const std::byte* data = part.forward.data();
+    const std::size_t into_page = reinterpret_cast<std::uintptr_t>(data) % kPage;
+    // A wish: pages come anyway.
+    ::madvise(const_cast<std::byte*>(data - into_page), part.forward.bytes() + into_page, MADV_WILLNEED);
   }
 }
 

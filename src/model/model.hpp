@@ -42,10 +42,10 @@ struct Parameter {
   Format format = Format::f32;  // of what was set: embedding, linear; absorbed: of the key half
   float init_deviation = 0;     // of a fresh model; vectors start at init_mean
   float init_mean = 0;
-  std::vector<float> values;         // vector, conv
-  std::span<const std::byte> rows;   // embedding: rows in blocks of `format` (numerics/quant.hpp) ...
-  std::vector<std::byte> own_rows;   // ... which lie here, or in the place below
-  std::span<std::byte> place;        // where matrices and rows are put, when the model's weights lie together
+  std::vector<float> values;        // vector, conv
+  std::span<const std::byte> rows;  // embedding: rows in blocks of `format` (numerics/quant.hpp) ...
+  std::vector<std::byte> own_rows;  // ... which lie here, or in the place below
+  std::span<std::byte> place;       // where matrices and rows are put, when the model's weights lie together
   std::vector<Matrix> parts;  // linear, router: one. absorbed: heads key parts [latent <- nope], then heads value parts
                               // [value <- latent]
   std::int64_t count() const;  // elements

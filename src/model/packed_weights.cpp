@@ -175,7 +175,8 @@ class PackedFile {
   PackedFile(std::filesystem::path path, std::string key, const Layout& layout)
       : path_(std::move(path)), name_(path_.string()), key_(std::move(key)), layout_(layout) {}
 
-  // Opens the file and compares its header. Throws Error{invalid_argument} for a file that is not one of packed weights.
+  // Opens the file and compares its header. Throws Error{invalid_argument} for a file that is not one of packed
+  // weights.
   Found open() {
     fd_ = std::make_unique<Descriptor>(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     if (fd_->fd() < 0 && errno == ENOENT) return Found::missing;
@@ -259,7 +260,8 @@ class PackedFile {
   static int lock_temporary(const std::string& temporary) {
     const int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) fail_errno("cannot create", temporary);
-    struct stat opened {}, named {};
+    struct stat opened {
+    }, named{};
     if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(fd, &opened) == 0 && ::stat(temporary.c_str(), &named) == 0 &&
         opened.st_ino == named.st_ino)
       return fd;

@@ -25,8 +25,8 @@ struct PackedOptions {
 };
 
 // load_model (model.hpp) for running only, by all threads of the team. Binds `source`. Throws Error{exhausted} when the
-// weights do not fit the memory (unless mapped) or the disk, Error{invalid_argument} for `map` without a file, for a file
-// that holds something else and while another process makes it.
+// weights do not fit the memory (unless mapped) or the disk, Error{invalid_argument} for `map` without a file, for a
+// file that holds something else and while another process makes it.
 std::unique_ptr<Model> load_packed(WeightSource& source, const PackedOptions& options, Team& team);
 
 }  // namespace tidelock::model

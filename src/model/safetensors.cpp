@@ -393,7 +393,8 @@ std::size_t write_checkpoint(const std::filesystem::path& folder, const std::vec
   std::vector<std::vector<TensorToWrite>> shards(1);
   std::uint64_t in_shard = 0, total = 0;
   for (const TensorToWrite& tensor : tensors) {
-    const std::uint64_t bytes = byte_count(tensor.shape, tensor.dtype).value_or(0);  // write_safetensors refuses the rest
+    const std::uint64_t bytes =
+        byte_count(tensor.shape, tensor.dtype).value_or(0);  // write_safetensors refuses the rest
     if (in_shard != 0 && in_shard + bytes > shard_bytes) {
       shards.emplace_back();
       in_shard = 0;

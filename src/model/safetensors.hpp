@@ -100,9 +100,9 @@ struct TensorToWrite {
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// Writes folder/model.safetensors, or, when the tensors have more than `shard_bytes` together, shards of at most so many
-// (a larger tensor has one to itself) in the order of `tensors`, and at last model.safetensors.index.json, without which
-// nobody reads them. Returns how many files hold tensors. Throws like write_safetensors.
+// Writes folder/model.safetensors, or, when the tensors have more than `shard_bytes` together, shards of at most so
+// many (a larger tensor has one to itself) in the order of `tensors`, and at last model.safetensors.index.json, without
+// which nobody reads them. Returns how many files hold tensors. Throws like write_safetensors.
 std::size_t write_checkpoint(const std::filesystem::path& folder, const std::vector<TensorToWrite>& tensors,
                              const std::map<std::string, std::string>& metadata, std::uint64_t shard_bytes);
 

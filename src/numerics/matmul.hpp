@@ -23,8 +23,8 @@
 
 namespace tidelock::numerics {
 
-// A weight matrix packed for the kernels. Immutable after packing, shareable between threads. It owns its bytes, or shows
-// bytes that somebody else keeps (view, and pack_blocks with `to`).
+// A weight matrix packed for the kernels. Immutable after packing, shareable between threads. It owns its bytes, or
+// shows bytes that somebody else keeps (view, and pack_blocks with `to`).
 class PackedMatrix {
  public:
   PackedMatrix() = default;

@@ -363,8 +363,8 @@ struct Block {
           const std::int64_t b = g * kSubsPerInput + half, in_chunk = (g - g0) * kSubsPerInput + half;
           Dots<R, 1> dots;
           repeat<R>([&](auto r) __attribute__((always_inline)) {
-            dots.v[r][0] = set1_int(
-                code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum<kSub>(sums + r * (in / 16), b));
+            dots.v[r][0] =
+                set1_int(code_offset(F) == 0 ? 0 : -code_offset(F) * input_sum<kSub>(sums + r * (in / 16), b));
           });
           group_dots<R, half * kSubSteps>(dots, q + g * 32, in, codes);
           const V16 scale = load_scale<F>(shared, chunk, in_chunk);
@@ -388,7 +388,9 @@ struct Block {
   using FewFunction = void (*)(const MatmulJob&, std::int64_t row, std::int64_t panel);
   static constexpr auto kFew = [] {  // [R - 1]
     std::array<FewFunction, kFewRows> tiles{};
-    [&]<int... I>(std::integer_sequence<int, I...>) { ((tiles[I] = &few_rows<I + 1>), ...); }
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      ((tiles[I] = &few_rows<I + 1>), ...);
+    }
     (std::make_integer_sequence<int, kFewRows>{});
     return tiles;
   }();

@@ -31,7 +31,10 @@ inline std::int64_t panel_count(std::int64_t out) {
 
 inline constexpr std::int64_t kChunk = 256;
 constexpr int code_bits(Format format) {
-  return format == Format::q8_0 ? 8 : format == Format::q6_k ? 6 : format == Format::q5_k || format == Format::q5_1 ? 5 : 4;
+  return format == Format::q8_0                             ? 8
+         : format == Format::q6_k                           ? 6
+         : format == Format::q5_k || format == Format::q5_1 ? 5
+                                                            : 4;
 }
 constexpr int code_offset(Format format) {
   return format == Format::q8_0 ? 128 : format == Format::q6_k ? 32 : format == Format::mxfp4 ? 12 : 0;

@@ -155,7 +155,8 @@ PackedMatrix PackedMatrix::describe(Format format, std::int64_t out, std::int64_
   return m;
 }
 
-PackedMatrix PackedMatrix::view(Format format, const std::byte* packed, std::int64_t out, std::int64_t in, int segments) {
+PackedMatrix PackedMatrix::view(Format format, const std::byte* packed, std::int64_t out, std::int64_t in,
+                                int segments) {
   PackedMatrix m = describe(format, out, in, segments);
   m.data_ = packed;
   return m;

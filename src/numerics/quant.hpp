@@ -59,8 +59,8 @@ void quantize(Format format, const float* values, std::int64_t n, std::byte* blo
 // ggml's q4_0 (18 bytes: f16 d; u8 q[16]; code q - 8) and q5_0 (22 bytes: f16 d; u8 high[4]; u8 q[16]; code q - 16), j
 // in the low and j + 16 in the high nibble, to the q8_0 blocks of the same values. bits: 4 or 5.
 void widen_to_q8_0(int bits, const std::byte* blocks, std::int64_t n, std::byte* to);
-// ggml's iq4_nl (18 bytes: f16 d; u8 q[16], looked up in a table of sixteen int8) to the q8_0 blocks of the same values, and
-// its q4_1 (20 bytes: f16 d, m; u8 q[16]) to those of q5_1.
+// ggml's iq4_nl (18 bytes: f16 d; u8 q[16], looked up in a table of sixteen int8) to the q8_0 blocks of the same
+// values, and its q4_1 (20 bytes: f16 d, m; u8 q[16]) to those of q5_1.
 void widen_iq4_nl_to_q8_0(const std::byte* blocks, std::int64_t n, std::byte* to);
 void widen_to_q5_1(const std::byte* blocks, std::int64_t n, std::byte* to);
 

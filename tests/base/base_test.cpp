@@ -130,7 +130,7 @@ TEST(StallGuard, WorksAloneForAMultipleOfTheWaitAndNoLonger) {
   const StallGuard::Time zero = StallGuard::Time{} + std::chrono::hours(1);
   StallGuard guard;
   EXPECT_FALSE(guard.alone(zero));
-  guard.waited(zero, microseconds(99), microseconds(0));    // short
+  guard.waited(zero, microseconds(99), microseconds(0));     // short
   guard.waited(zero, microseconds(490), microseconds(100));  // no longer than pieces are
   EXPECT_FALSE(guard.alone(zero));
   guard.waited(zero, microseconds(3000), microseconds(100));
@@ -150,7 +150,8 @@ TEST(StallGuard, WaitingIsABoundedShareOfTheTime) {
     now += loop;
     worked += loop;
     if (guard.alone(now)) continue;
-    const auto wait = random.below(3) == 0 ? std::chrono::microseconds(500 + random.below(4000)) : std::chrono::microseconds(0);
+    const auto wait =
+        random.below(3) == 0 ? std::chrono::microseconds(500 + random.below(4000)) : std::chrono::microseconds(0);
     now += wait;
     waited += wait;
     guard.waited(now, wait, std::chrono::microseconds(50));

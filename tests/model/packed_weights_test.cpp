@@ -113,7 +113,9 @@ TEST_P(PackedWeights, DamageIsSeenAndMended) {
     damaged[at] ^= static_cast<char>(1U << random.below(8));
     overwrite(packed, damaged);
     if (at < 8) {
-      expect_refused(ErrorCode::invalid_argument, "is not a file of packed weights", [&] { load(gguf, {packed, false}); });
+      expect_refused(ErrorCode::invalid_argument, "is not a file of packed weights", [&] {
+        load(gguf, {packed, false});
+      });
       EXPECT_EQ(read_file(packed), damaged);
       overwrite(packed, whole);
       continue;

@@ -19,7 +19,8 @@
 namespace tidelock::numerics {
 namespace quant_test {
 
-constexpr Format kBlockFormats[] = {Format::q8_0, Format::q4_k, Format::q5_k, Format::q6_k, Format::mxfp4, Format::q5_1};
+constexpr Format kBlockFormats[] = {Format::q8_0, Format::q4_k,  Format::q5_k,
+                                    Format::q6_k, Format::mxfp4, Format::q5_1};
 
 // Random bytes with scales of a sane size: whatever a file can hold.
 std::vector<std::byte> random_blocks(Random& random, Format format, std::int64_t n) {
@@ -274,8 +275,8 @@ TEST(Quant, TypesWithMinimaAndTablesHoldTheirValues) {
   std::vector<std::byte> q5(24), q4(20), nl(18), five(24), eight(34);
   for (auto* block : {&q5, &q4, &nl}) (*block)[1] = std::byte{0x38};  // d = 0.5
   for (auto* block : {&q5, &q4}) (*block)[3] = std::byte{0xBC};       // m = -1
-  q5[4] = std::byte{0x02};  // fifth bit of element 1
-  q5[7] = std::byte{0x80};  // of element 31
+  q5[4] = std::byte{0x02};                                            // fifth bit of element 1
+  q5[7] = std::byte{0x80};                                            // of element 31
   q5[8 + 1] = std::byte{0x2F};
   q5[8 + 15] = std::byte{0x30};
   dequantize(Format::q5_1, q5.data(), 32, v.data());
@@ -352,7 +353,8 @@ TEST(Quant, WrongShapesAreRefused) {
 }
 
 TEST(Quant, WhatIsNotFiniteIsFound) {
-  for (const Format format : {Format::f32, Format::bf16, Format::q8_0, Format::q4_k, Format::q6_k, Format::mxfp4, Format::q5_1}) {
+  for (const Format format :
+       {Format::f32, Format::bf16, Format::q8_0, Format::q4_k, Format::q6_k, Format::mxfp4, Format::q5_1}) {
     std::vector<std::byte> w(4 * block_bytes(format));
     const std::int64_t n = 4 * block_elements(format);
     EXPECT_EQ(find_not_finite(format, w.data(), n), n);

@@ -1,7 +1,8 @@
 // What llama.cpp's library says about a GGUF file, for tests/oracle/test_llama.py. Built by tools/fetch_llama.sh.
 //   llama_peer logits BACKENDS MODEL TOKENS OUT    float32 [tokens, vocab]; caches of float32; batches of at most 512
-//   llama_peer values MODEL OUT                    every tensor as float32, in the order of the lines "NAME COUNT TYPE" printed
-//   llama_peer quantize MODEL OUT TYPE             a copy in Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 or BF16, as llama-quantize makes it
+//   llama_peer values MODEL OUT                    every tensor as float32, in the order of the lines "NAME COUNT TYPE"
+//   printed llama_peer quantize MODEL OUT TYPE             a copy in Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 or BF16, as
+//   llama-quantize makes it
 // TOKENS is a file of token ids separated by white space.
 #include <algorithm>
 #include <cstdio>
@@ -80,9 +81,9 @@ void values(const char* path, const char* out_path) {
 }
 
 void quantize(const char* path, const char* out_path, const std::string& type) {
-  const std::map<std::string, llama_ftype> types{{"Q8_0", LLAMA_FTYPE_MOSTLY_Q8_0}, {"Q4_K", LLAMA_FTYPE_MOSTLY_Q4_K_M},
-                                                 {"Q5_K", LLAMA_FTYPE_MOSTLY_Q5_K_M}, {"Q6_K", LLAMA_FTYPE_MOSTLY_Q6_K},
-                                                 {"BF16", LLAMA_FTYPE_MOSTLY_BF16}, {"MXFP4", LLAMA_FTYPE_MOSTLY_MXFP4_MOE}};
+  const std::map<std::string, llama_ftype> types{
+      {"Q8_0", LLAMA_FTYPE_MOSTLY_Q8_0}, {"Q4_K", LLAMA_FTYPE_MOSTLY_Q4_K_M}, {"Q5_K", LLAMA_FTYPE_MOSTLY_Q5_K_M},
+      {"Q6_K", LLAMA_FTYPE_MOSTLY_Q6_K}, {"BF16", LLAMA_FTYPE_MOSTLY_BF16},   {"MXFP4", LLAMA_FTYPE_MOSTLY_MXFP4_MOE}};
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.nthread = 1;
   params.ftype = types.at(type);
