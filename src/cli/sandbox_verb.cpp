@@ -8,6 +8,7 @@
 #include "base/base.hpp"
 #include "cli/cli.hpp"
 #include "cli/sandbox_serve.hpp"
+#include "cli/sandbox_shell.hpp"
 #include "sandbox/sandbox.hpp"
 
 namespace tidelock::cli {
@@ -18,7 +19,7 @@ struct SandboxOptions {
   std::uint64_t memory_mib = 256, disk_mib = 64;
   int processes = 64, count = 1;
   double timeout = 60;
-  bool input = false;
+  bool input = false, root = false;
   std::vector<std::string> command, environment;
 };
 
@@ -164,6 +165,15 @@ Action add_sandbox(CLI::App& app) {
   run->add_option("--env", o->environment, "NAME=VALUE");
   run->add_option("--workdir", o->workdir, "where it runs");
   run->add_flag("--stdin", o->input, "hands standard input to the command");
+  CLI::App* shell = add("shell", "a terminal in the sandbox; resumes it first when it is paused", [o] {
+    const auto runtime = open_runtime(*o);
+    const std::vector<std::string> login{"/bin/sh", "-i", "-l"};
+    return run_shell(*runtime->open(o->id), o->command.empty() ? login : o->command, o->root, o->workdir);
+  });
+  need_id(shell);
+  shell->add_option("command", o->command, "program and arguments, after --; a login shell when there are none");
+  shell->add_option("--workdir", o->workdir, "where it runs");
+  shell->add_flag("--root", o->root, "as the sandbox's root");
   need_id(add("pause", "writes memory to disk and ends the process: nothing stays resident",
               on_box([](sandbox::Sandbox& box, const SandboxOptions&) { box.pause(); })));
   need_id(add("resume", "goes on where it was paused",

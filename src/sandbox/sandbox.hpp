@@ -60,14 +60,20 @@ struct ExecResult {
   double seconds = 0;  // wall time
 };
 
+// Of a terminal, in characters; at least 1 each.
+struct WindowSize {
+  std::uint16_t rows = 24, columns = 80;
+};
+
 // A process that goes on after the call that started it, and after everybody stopped listening.
 struct ProcessRequest {
   std::vector<std::string> argv;  // argv[0] is looked up in PATH inside the sandbox
   std::map<std::string, std::string> environment;
   std::string directory = "/root";
-  bool root = false;        // as the sandbox's root; otherwise as its unprivileged user
-  bool open_input = false;  // standard input stays open for write_input; otherwise it is empty
-  std::string tag;          // the caller's name for it
+  bool root = false;                   // as the sandbox's root; otherwise as its unprivileged user
+  bool open_input = false;             // standard input stays open for write_input; otherwise it is empty
+  std::string tag;                     // the caller's name for it
+  std::optional<WindowSize> terminal;  // it gets one, which is its input (open), output and error; else pipes
 };
 
 struct ProcessInfo {
@@ -78,12 +84,13 @@ struct ProcessInfo {
 struct ProcessEvent {
   enum class Kind {
     output,
-    error,  // standard error
+    error,     // standard error
+    terminal,  // what a process with a terminal shows there, instead of output and error
     ended,
     lost,  // the sandbox was paused or ended; the process may go on when it is resumed, unheard until attached to
   };
   Kind kind{};
-  std::string bytes;   // of output and error
+  std::string bytes;   // of output, error and terminal
   int exit_code = -1;  // of ended, as in ExecResult
   int signal = 0;
 };
@@ -95,7 +102,8 @@ class ProcessListener {
   virtual ~ProcessListener() = default;
   virtual int pid() const = 0;
   virtual std::optional<ProcessEvent> take() = 0;  // the next event, if there is one; ended or lost is the last
-  // Called from another thread whenever there may be something to take; must not block. Once, before the first take.
+  // Called from another thread whenever there may be something to take, until the listener goes; must not block. Once,
+  // before the first take.
   virtual void on_event(std::function<void()> wake) = 0;
 };
 
@@ -155,7 +163,8 @@ class Sandbox {
   virtual std::vector<ProcessInfo> processes();
   virtual void signal(int pid, int number);  // SIGKILL ends its session, others go to its process group
   virtual void write_input(int pid, std::string_view bytes);  // waits until it is taken; Error{exhausted} after a while
-  virtual void close_input(int pid);
+  virtual void close_input(int pid);                          // not of a terminal, where control-D is typed
+  virtual void resize(int pid, WindowSize size);              // Error{invalid_argument} without a terminal
   virtual std::vector<FileEntry> files(const FileCommand& command);
   // With memory: only where Capabilities say so.
   virtual void pause();       // its processes stand still on disk; nothing of it is left in memory

@@ -30,6 +30,9 @@ void Sandbox::write_input(int /*pid*/, std::string_view /*bytes*/) {
 void Sandbox::close_input(int /*pid*/) {
   refuse("write to processes");
 }
+void Sandbox::resize(int /*pid*/, WindowSize /*size*/) {
+  refuse("give processes a terminal");
+}
 std::vector<FileEntry> Sandbox::files(const FileCommand& /*command*/) {
   refuse("list, move or remove files other than by exec");
 }

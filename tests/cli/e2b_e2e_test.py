@@ -116,6 +116,9 @@ class E2b(Case):
     def test_python_background(self):
         self.client("background")
 
+    def test_python_terminals(self):
+        self.client("terminals")
+
     def test_python_lifecycle(self):
         self.client("lifecycle")
 

@@ -40,6 +40,20 @@ try {
   await box.commands.closeStdin(cat.pid);
   assert.equal((await cat.wait()).stdout, "typed\n");
 
+  let shown = "";
+  const until = async (wanted) => {
+    for (let i = 0; i < 300 && !shown.includes(wanted); ++i) await new Promise((wake) => setTimeout(wake, 100));
+    assert.ok(shown.includes(wanted), shown);
+  };
+  const shell = await box.pty.create({ rows: 33, cols: 99, timeoutMs: 0, onData: (bytes) => (shown += Buffer.from(bytes)) });
+  await box.pty.sendInput(shell.pid, new TextEncoder().encode("echo $((6*7)) $(stty size) $OF\n"));
+  await until("42 33 99 sandbox");
+  await box.pty.resize(shell.pid, { rows: 20, cols: 50 });
+  await box.pty.sendInput(shell.pid, new TextEncoder().encode("stty size; exit 4\n"));
+  await assert.rejects(shell.wait(), (error) => error instanceof CommandExitError && error.exitCode === 4);
+  await until("20 50");
+  assert.equal(await box.pty.kill(shell.pid), false);
+
   const found = await Sandbox.list({ query: { metadata: { from: "js & more" } } }).nextItems();
   assert.deepEqual(found.map((s) => s.sandboxId), [box.sandboxId]);
   const lost = running.wait().then(() => assert.fail("no end was to come"), () => {});

@@ -6,7 +6,7 @@ import sys
 import time
 
 from e2b import (AuthenticationException, CommandExitException, FileNotFoundException, InvalidArgumentException, NotFoundException,
-                 Sandbox, SandboxException, SandboxQuery, SandboxState, TimeoutException)  # fmt: skip
+                 PtySize, Sandbox, SandboxException, SandboxQuery, SandboxState, TimeoutException)  # fmt: skip
 
 COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/root/count; sleep 0.1; done"
 
@@ -115,7 +115,46 @@ def background():
         assert cat.wait().stdout == "line\nmore\nover\n"
         raises(SandboxException, lambda: box.commands.send_stdin(99999, "x"))
         assert box.commands.connect(cat.pid).wait().exit_code == 0  # an end can be heard of for a while
-        raises(SandboxException, lambda: box.pty.create(size=None) if False else box.commands.connect(99999), "no such process")
+        raises(SandboxException, lambda: box.commands.connect(99999), "no such process")
+
+
+def terminals():
+    with sandbox(envs={"OF_THE_SANDBOX": "1"}) as box:
+        shell = box.pty.create(size=PtySize(rows=31, cols=97), envs={"OWN": "2"}, cwd="/tmp", timeout=0)
+        shown = b""
+        def until(wanted):  # what the terminal shows, in pieces of any size
+            nonlocal shown
+            while wanted not in shown:
+                out, err, piece = next(pieces)
+                assert out is None and err is None, (out, err)
+                shown += piece or b""
+            shown = shown.partition(wanted)[2]
+        pieces = iter(shell)
+        box.pty.send_stdin(shell.pid, b"echo $((6*7)) $(stty size) $OF_THE_SANDBOX$OWN $PWD $TERM $(id -un)\n")
+        until(b"42 31 97 12 /tmp xterm-256color user")
+        box.pty.resize(shell.pid, PtySize(rows=40, cols=120))
+        box.pty.send_stdin(shell.pid, b"stty size\n")
+        until(b"40 120")
+        box.pty.send_stdin(shell.pid, b"kept=safe; sh -c \"echo aslee''p; exec sleep 1000\"\n")
+        until(b"asleep")
+        box.pty.send_stdin(shell.pid, b"\x03")  # control-C
+        until(b"^C"), until(b"$ ")  # the prompt: a shell may drop what was typed before it
+        box.pty.send_stdin(shell.pid, b"echo code $?\n")
+        until(b"code 130")
+        shell.disconnect()
+        again = box.pty.connect(shell.pid, timeout=0)
+        pieces = iter(again)
+        box.pty.send_stdin(shell.pid, b"echo it is $kept\n")
+        until(b"it is safe")
+        box.pty.send_stdin(shell.pid, b"exit 3\n")
+        assert raises(CommandExitException, again.wait).exit_code == 3
+        assert box.pty.kill(shell.pid) is False
+        root = box.pty.create(size=PtySize(rows=10, cols=10), user="root")
+        assert box.pty.kill(root.pid) is True
+        raises(InvalidArgumentException, lambda: box.pty.create(size=PtySize(rows=0, cols=0)), "pty.size.rows")
+        plain = box.commands.run("sleep 5", background=True)
+        raises(InvalidArgumentException, lambda: box.pty.resize(plain.pid, PtySize(rows=1, cols=1)), "no terminal")
+        raises(SandboxException, lambda: box.pty.stream_input(plain.pid, [b"x"]), "not built")
 
 
 def lifecycle():

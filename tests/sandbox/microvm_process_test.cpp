@@ -164,6 +164,71 @@ TEST_F(MicrovmProcess, APauseIsALossToListenersAndNothingToTheProcess) {
   EXPECT_EQ(hear(*again).last.signal, SIGKILL);
 }
 
+// What a terminal shows until it holds `wanted`.
+void expect_shown(ProcessListener& listener, const std::string& wanted) {
+  std::string shown;
+  EXPECT_TRUE(eventually([&] {
+    while (const std::optional<ProcessEvent> event = listener.take()) {
+      EXPECT_EQ(event->kind, Kind::terminal);
+      shown += event->bytes;
+    }
+    return shown.find(wanted) != std::string::npos;
+  })) << "no "
+      << wanted << " in: " << shown;
+}
+
+TEST_F(MicrovmProcess, ATerminalIsTypedOnResizedAndInterrupted) {
+  ProcessRequest request;
+  request.argv = {"/bin/bash", "-i", "-l"};
+  request.terminal = WindowSize{.rows = 31, .columns = 97};
+  const auto shell = box_->start(request);
+  const auto type = [&](const std::string& keys) { box_->write_input(shell->pid(), keys); };
+  type("echo $((40+2)) $(stty size) $(id -u) $(tty)\n");
+  expect_shown(*shell, "42 31 97 1000 /dev/pts/0");
+  type("sh -c 'trap \"stty size\" WINCH; echo rea\"\"dy; while :; do sleep 0.1; done'\n");
+  expect_shown(*shell, "ready");
+  box_->resize(shell->pid(), {.rows = 50, .columns = 61});
+  expect_shown(*shell, "50 61");
+  type("\x03");  // control-C ends the loop, not the shell
+  expect_shown(*shell, "$ ");
+  type("echo back $?\n");
+  expect_shown(*shell, "back 130");
+  ASSERT_EQ(box_->processes().size(), 1U);
+  EXPECT_EQ(box_->processes()[0].request.terminal->columns, 97);  // as it was started
+  EXPECT_EQ(code_of([&] { box_->close_input(shell->pid()); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { box_->resize(shell->pid(), {.rows = 0, .columns = 1}); }), ErrorCode::invalid_argument);
+  const auto plain = sh("sleep 5");
+  EXPECT_EQ(code_of([&] { box_->resize(plain->pid(), {}); }), ErrorCode::invalid_argument);
+  type("exit 5\n");
+  std::optional<ProcessEvent> last;
+  EXPECT_TRUE(eventually([&] { return (last = shell->take()) && last->kind == Kind::ended; }));
+  EXPECT_EQ(last->exit_code, 5);
+}
+
+TEST_F(MicrovmProcess, ATerminalGoesOnAfterAPauseAndItsSessionEndsAtOnce) {
+  ProcessRequest request;
+  request.argv = {"/bin/bash", "-i", "-l"};
+  request.terminal = WindowSize{};
+  int pid = 0;
+  {
+    const auto shell = box_->start(request);
+    pid = shell->pid();
+    box_->write_input(pid, "kept=yes; sleep 1000 & echo rea''dy\n");
+    expect_shown(*shell, "ready");
+    box_->pause();
+  }
+  const auto again = box_->attach(pid);
+  box_->write_input(pid, "echo it is $kept\n");
+  expect_shown(*again, "it is yes");
+  box_->signal(pid, SIGKILL);
+  std::optional<ProcessEvent> last;
+  EXPECT_TRUE(eventually([&] { return (last = again->take()) && last->kind == Kind::ended; }));
+  EXPECT_EQ(last->signal, SIGKILL);
+  ExecRequest look;
+  look.argv = {"sh", "-c", "ps | grep -c '[s]leep 1000'"};
+  EXPECT_EQ(box_->exec(look).output, "0\n");
+}
+
 TEST_F(MicrovmProcess, FilesAreToldMadeMovedAndRemoved) {
   using Operation = FileCommand::Operation;
   const auto does = [&](FileCommand command) { return box_->files(command); };

@@ -149,6 +149,7 @@ TEST(E2bConnect, EnvelopesAndEvents) {
   EXPECT_EQ(parse_timeout("1500"), 1500);
   using Kind = sandbox::ProcessEvent::Kind;
   EXPECT_EQ(process_event({.kind = Kind::error, .bytes = "any"})["event"]["data"]["stderr"], "YW55");
+  EXPECT_EQ(process_event({.kind = Kind::terminal, .bytes = "any"})["event"]["data"]["pty"], "YW55");
   const Json killed = process_event({.kind = Kind::ended, .bytes = {}, .exit_code = 137, .signal = SIGKILL});
   EXPECT_EQ(killed["event"]["end"]["exitCode"], -1);
   EXPECT_EQ(killed["event"]["end"]["exited"], false);
@@ -171,8 +172,20 @@ TEST(E2bEnvd, StartsArePutTogetherFromSandboxAndCall) {
        {R"({})", R"({"process":[]})", R"({"process":{"cmd":""}})", R"({"process":{"cmd":"a","args":"b"}})",
         R"({"process":{"cmd":"a","envs":{"x":1}}})", R"({"process":{"cmd":"a"},"stdin":"yes"})"})
     EXPECT_EQ(code_of([&] { parse_start(Json::parse(bad), record, false); }), "invalid_argument") << bad;
-  EXPECT_EQ(code_of([&] { parse_start(Json::parse(R"({"process":{"cmd":"a"},"pty":{}})"), record, false); }),
-            "unimplemented");
+}
+
+TEST(E2bProcess, ATerminalHasASizeOfAtLeastOne) {
+  const auto start = [](const std::string& terminal) {
+    return parse_start(Json::parse(R"({"process":{"cmd":"a"},"pty":)" + terminal + "}"), {}, false);
+  };
+  const auto size = start(R"({"size":{"rows":24,"cols":65535}})").terminal;
+  ASSERT_TRUE(size);
+  EXPECT_EQ(size->rows, 24);
+  EXPECT_EQ(size->columns, 65535);
+  EXPECT_FALSE(start("null").terminal);
+  for (const char* bad : {"{}", "1", R"({"size":{"rows":24}})", R"({"size":{"rows":24,"cols":0}})",
+                          R"({"size":{"rows":24,"cols":65536}})", R"({"size":{"rows":"24","cols":80}})"})
+    EXPECT_EQ(code_of([&] { start(bad); }), "invalid_argument") << bad;
 }
 
 TEST(E2bEnvd, PathsUsersAndParts) {

@@ -24,8 +24,9 @@ constexpr uid_t kUser = 1000;
 void boot();
 int open_port();  // non-blocking
 
-// In a child whose descriptors 0, 1 and 2 are set up: becomes the command, or does the file operation.
-[[noreturn]] void run_child(const vm::GuestRequest& request);
+// In a child: becomes the command, or does the file operation. Descriptors 0, 1 and 2 are set up, or `terminal` names
+// the one that they are to be.
+[[noreturn]] void run_child(const vm::GuestRequest& request, const std::string& terminal);
 
 // The file operations, in such a child; they end it with an exit code of FileExit.
 [[noreturn]] void write_file(const vm::GuestRequest& request);

@@ -1,6 +1,8 @@
 // What runs in the agent's child processes: commands, without privileges unless they are asked for as root.
 
+#include <fcntl.h>
 #include <grp.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -53,10 +55,22 @@ namespace {
   quit(error == ENOENT ? 127 : 126, std::string("cannot run ") + argv[0] + ": " + strerror(error));
 }
 
+// The terminal that controls the new session, and the only way to speak to it.
+void enter_terminal(const std::string& path, uid_t owner) {
+  const int fd = open(path.c_str(), O_RDWR | O_NOCTTY);
+  if (fd < 0 || ioctl(fd, TIOCSCTTY, 0) != 0 || fchown(fd, owner, owner) != 0) {
+    _exit(126);  // there is nowhere to say why
+  }
+  dup2(fd, 0), dup2(fd, 1), dup2(fd, 2);
+}
+
 }  // namespace
 
-void run_child(const vm::GuestRequest& request) {
+void run_child(const vm::GuestRequest& request, const std::string& terminal) {
   setsid();
+  if (!terminal.empty()) {
+    enter_terminal(terminal, (request.flags & vm::kAsRoot) != 0 ? 0 : kUser);
+  }
   close_range(3, ~0U, 0);
   for (int signal = 1; signal < NSIG; ++signal) {
     std::signal(signal, SIG_DFL);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -93,7 +94,8 @@ struct Run {
 
 }  // namespace
 
-Link::Link(FileDescriptor socket, FrameReader reader) : socket_(std::move(socket)), reader_(std::move(reader)) {}
+Link::Link(FileDescriptor socket, FrameReader reader, std::uint32_t agent_version)
+    : socket_(std::move(socket)), reader_(std::move(reader)), agent_version_(agent_version) {}
 
 Link::~Link() {
   if (thread_.joinable()) {  // the channel that made it has closed it, and so ended the thread
@@ -108,6 +110,14 @@ void Link::start() {
 bool Link::broken() const {
   const std::lock_guard lock(mutex_);
   return broken_;
+}
+
+void Link::need_agent(std::uint32_t version, const char* what) const {
+  if (agent_version_ < version) {
+    throw Error(ErrorCode::not_supported,
+                fmt::format("the agent in this sandbox is older than this program and has no {}", what),
+                "use a sandbox that was made from its template anew");
+  }
 }
 
 void Link::close() {
@@ -218,9 +228,11 @@ void Channel::greet(const std::string& socket_path, const std::string& more, Fra
   const Clock::time_point deadline = Clock::now() + patience;
   close();
   FileDescriptor socket = connect_socket(socket_path);
-  const std::string nonce = random_bytes(16);
+  const std::string nonce = random_bytes(kNonce);
   std::string hello(1, '\0');  // ends what an earlier connection left half sent
-  append_frame(hello, FrameType::hello, 0, nonce);
+  std::string body = nonce;
+  put_u32(body, 0);
+  append_frame(hello, FrameType::hello, 0, body);
   hello += more;
   for (std::string_view left = hello; !left.empty();) {
     const ssize_t put = ::send(socket.get(), left.data(), left.size(), MSG_NOSIGNAL);
@@ -231,7 +243,8 @@ void Channel::greet(const std::string& socket_path, const std::string& more, Fra
   }
   FrameReader reader;
   Frame frame;
-  for (bool welcome = false; !welcome || frame.type != last;) {
+  std::optional<std::uint32_t> version;
+  while (!version || frame.type != last) {
     while (!reader.next(frame)) {
       if (!wait_readable(socket.get(), deadline)) {
         fail(ErrorCode::io, "the guest's agent does not answer within {} ms", patience.count());
@@ -243,9 +256,11 @@ void Channel::greet(const std::string& socket_path, const std::string& more, Fra
       }
       reader.feed({part, static_cast<std::size_t>(got)});
     }
-    welcome = welcome || (frame.type == FrameType::welcome && frame.payload == nonce);
+    if (frame.type == FrameType::welcome && frame.payload.size() == kNonce + 4 && frame.payload.starts_with(nonce)) {
+      version = get_u32(frame.payload, kNonce);
+    }
   }
-  link_ = std::make_shared<Link>(std::move(socket), std::move(reader));
+  link_ = std::make_shared<Link>(std::move(socket), std::move(reader), *version);
   link_->start();
 }
 

@@ -37,10 +37,12 @@ class Sink {
 // One greeted connection. Thread-safe.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  Link(FileDescriptor socket, FrameReader reader);
+  Link(FileDescriptor socket, FrameReader reader, std::uint32_t agent_version);
   ~Link();
   void start();  // reading
   bool broken() const;
+  // Throws Error{not_supported} when the agent is older than `version`; `what` it then does not have.
+  void need_agent(std::uint32_t version, const char* what) const;
   void close();  // every sink is told; the thread has ended when it returns
   // Registers a sink under a stream of its own, so that nothing of what `send` brings about is missed.
   std::uint32_t open(const std::shared_ptr<Sink>& sink);
@@ -62,6 +64,7 @@ class Link : public std::enable_shared_from_this<Link> {
              ErrorCode refused);  // process.cpp
   FileDescriptor socket_;
   FrameReader reader_;
+  const std::uint32_t agent_version_;
   std::thread thread_;
   std::mutex sending_;
   mutable std::mutex mutex_;  // what is below

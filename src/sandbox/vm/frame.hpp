@@ -16,6 +16,7 @@
 
 namespace tidelock::sandbox::vm {
 
+constexpr std::size_t kNonce = 16;               // bytes of `hello` that `welcome` repeats
 constexpr std::size_t kMaxPayload = 32U << 10;   // of one frame
 constexpr std::size_t kMaxRequest = 4U << 20;    // of a request that comes in several frames
 constexpr std::size_t kInputWindow = 64U << 10;  // bytes of standard input under way and not yet acknowledged
@@ -24,7 +25,7 @@ constexpr std::size_t kOutputWindow = 256U
 
 enum class FrameType : std::uint8_t {
   // program -> agent
-  hello = 1,    // 16 random bytes; what came before on this connection is void, all streams are forgotten
+  hello = 1,    // 16 random bytes, u32 0; what came before on this connection is void, all streams are forgotten
   request,      // a part of a GuestRequest
   request_end,  // its last part: it starts
   input,        // bytes of standard input
@@ -32,7 +33,7 @@ enum class FrameType : std::uint8_t {
   kill,   // ends the stream's processes; `exited` follows
   clock,  // u64 nanoseconds since 1970 and up to 64 random bytes: a copy must not repeat its original
   // agent -> program
-  welcome,    // the 16 bytes of hello
+  welcome,    // the 16 bytes of hello, u32 the agent's version; agents older than versions send back the 0
   output,     // bytes of standard output
   error,      // bytes of standard error
   input_ack,  // u32: bytes of input taken
@@ -48,7 +49,18 @@ enum class FrameType : std::uint8_t {
   started,      // u32 pid, u32 ProcessFlag
   listing,      // a part of the list: for each process u32 pid, u32 length, the request that started it
   listing_end,  // its last part
+  // program -> agent, since version 1
+  resize,  // u32: the size of the stream's terminal, as pack_size makes it
 };
+
+// What an agent can do more than the first ones: an agent stays what it was for as long as its sandbox lives.
+constexpr std::uint32_t kAgentTerminals = 1;
+constexpr std::uint32_t kAgentVersion = kAgentTerminals;
+
+// Rows and columns of a terminal, in a frame `resize` and in GuestRequest::mode.
+constexpr std::uint32_t pack_size(std::uint16_t rows, std::uint16_t columns) {
+  return std::uint32_t{rows} << 16 | columns;
+}
 
 struct Frame {
   FrameType type{};
@@ -189,6 +201,7 @@ constexpr int kEndedSeconds = 30;
 constexpr std::uint32_t kAsRoot = 1;              // in GuestRequest::flags
 constexpr std::uint32_t kOpenInput = 2;           // there, and in `started`
 constexpr std::uint32_t kHasEnded = 4;            // in `started`: `exited` follows
+constexpr std::uint32_t kTerminal = 8;            // in both: a terminal is its input, output and error
 constexpr std::uint32_t kKeepMode = 0xFFFFFFFFU;  // write_file: a file that exists keeps its mode, a new one has 0644
 constexpr std::size_t kMaxListedRequest = 16U << 10;  // of a process; longer ones are listed without arguments
 
@@ -197,7 +210,7 @@ constexpr std::size_t kMaxListedRequest = 16U << 10;  // of a process; longer on
 // remove PATH; it prints for each entry kFileFields texts, each followed by a zero byte.
 struct GuestRequest {
   GuestKind kind = GuestKind::command;
-  std::uint32_t mode = 0;       // write_file
+  std::uint32_t mode = 0;       // write_file; process: the size of its terminal
   std::uint32_t processes = 0;  // command, process: the most its user may have
   std::uint64_t limit = 0;      // read_file: bytes; write_file: kAsRoot when what is new belongs to root
   std::string path;             // command, process: its directory; files: the file

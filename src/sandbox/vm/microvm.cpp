@@ -22,6 +22,12 @@ void append_text(std::string& out, const std::string& text, const char* what) {
   out.append(text).push_back('\0');
 }
 
+void need_size(WindowSize size) {
+  if (size.rows == 0 || size.columns == 0) {
+    fail(ErrorCode::invalid_argument, "a terminal of {} rows and {} columns; at least 1 each", size.rows, size.columns);
+  }
+}
+
 class MicrovmSandbox : public Sandbox {
  public:
   MicrovmSandbox(std::shared_ptr<vm::Store> store, std::string id, bool kept)
@@ -79,13 +85,24 @@ class MicrovmSandbox : public Sandbox {
     guest.processes = static_cast<std::uint32_t>(store_->guest(id_).processes);
     guest.flags = (request.root ? vm::kAsRoot : 0) | (request.open_input ? vm::kOpenInput : 0);
     guest.tag = request.tag;
-    return store_->link(id_)->start_process(guest);
+    const std::shared_ptr<vm::Link> link = store_->link(id_);
+    if (request.terminal) {
+      need_size(*request.terminal);
+      link->need_agent(vm::kAgentTerminals, "terminals");
+      guest.flags |= vm::kTerminal;
+      guest.mode = vm::pack_size(request.terminal->rows, request.terminal->columns);
+    }
+    return link->start_process(guest);
   }
   std::shared_ptr<ProcessListener> attach(int pid) override { return process(pid)->listen(); }
   std::vector<ProcessInfo> processes() override { return store_->link(id_)->list_processes(); }
   void signal(int pid, int number) override { process(pid)->signal(number); }
   void write_input(int pid, std::string_view bytes) override { process(pid)->write(bytes); }
   void close_input(int pid) override { process(pid)->close_input(); }
+  void resize(int pid, WindowSize size) override {
+    need_size(size);
+    process(pid)->resize(size);
+  }
   std::vector<FileEntry> files(const FileCommand& command) override;
 
   void freeze() override {

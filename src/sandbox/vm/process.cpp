@@ -37,44 +37,55 @@ ProcessInfo describe(int pid, const GuestRequest& request) {
   out.request.root = (request.flags & kAsRoot) != 0;
   out.request.open_input = (request.flags & kOpenInput) != 0;
   out.request.tag = request.tag;
+  if ((request.flags & kTerminal) != 0) {
+    out.request.terminal =
+        WindowSize{static_cast<std::uint16_t>(request.mode >> 16), static_cast<std::uint16_t>(request.mode)};
+  }
   return out;
 }
 
 }  // namespace
 
+// What waits for one listener. Apart from it, so that telling never holds the last of a listener, whose end takes the
+// same lock.
+struct Process::Queue {
+  std::deque<ProcessEvent> events;
+  std::size_t waiting = 0;  // bytes in events
+  std::function<void()> wake;
+};
+
 class Process::Listener : public ProcessListener {
  public:
-  explicit Listener(std::shared_ptr<Process> process) : process_(std::move(process)) {}
+  Listener(std::shared_ptr<Process> process, std::shared_ptr<Queue> queue)
+      : process_(std::move(process)), queue_(std::move(queue)) {}
   ~Listener() override {
     const std::lock_guard lock(process_->mutex_);
+    process_->queues_.remove(queue_);
     process_->acknowledge();  // nobody may be left to wait for
   }
   int pid() const override { return process_->pid_; }
   std::optional<ProcessEvent> take() override {
     const std::lock_guard lock(process_->mutex_);
-    if (events_.empty()) {
+    if (queue_->events.empty()) {
       return std::nullopt;
     }
-    ProcessEvent out = std::move(events_.front());
-    events_.pop_front();
-    waiting_ -= out.bytes.size();
+    ProcessEvent out = std::move(queue_->events.front());
+    queue_->events.pop_front();
+    queue_->waiting -= out.bytes.size();
     process_->acknowledge();
     return out;
   }
   void on_event(std::function<void()> wake) override {
     const std::lock_guard lock(process_->mutex_);
-    wake_ = std::move(wake);
-    if (!events_.empty()) {
-      wake_();
+    queue_->wake = std::move(wake);
+    if (!queue_->events.empty()) {
+      queue_->wake();
     }
   }
 
  private:
-  friend class Process;
   std::shared_ptr<Process> process_;
-  std::deque<ProcessEvent> events_;
-  std::size_t waiting_ = 0;  // bytes in events_
-  std::function<void()> wake_;
+  std::shared_ptr<Queue> queue_;
 };
 
 void Process::await_start(std::uint32_t stream, ErrorCode refused) {
@@ -92,12 +103,13 @@ void Process::await_start(std::uint32_t stream, ErrorCode refused) {
 }
 
 std::shared_ptr<ProcessListener> Process::listen() {
-  auto out = std::make_shared<Listener>(shared_from_this());
+  const auto queue = std::make_shared<Queue>();
+  auto out = std::make_shared<Listener>(shared_from_this(), queue);
   const std::lock_guard lock(mutex_);
   if (last_) {
-    out->events_.push_back(*last_);
+    queue->events.push_back(*last_);
   } else {
-    listeners_.push_back(out);
+    queues_.push_back(queue);
   }
   return out;
 }
@@ -109,16 +121,11 @@ bool Process::over() const {
 
 // Under mutex_.
 void Process::tell(const ProcessEvent& event) {
-  for (auto at = listeners_.begin(); at != listeners_.end();) {
-    if (const std::shared_ptr<Listener> listener = at->lock()) {
-      listener->events_.push_back(event);
-      listener->waiting_ += event.bytes.size();
-      if (listener->wake_) {
-        listener->wake_();
-      }
-      ++at;
-    } else {
-      at = listeners_.erase(at);
+  for (const std::shared_ptr<Queue>& queue : queues_) {
+    queue->events.push_back(event);
+    queue->waiting += event.bytes.size();
+    if (queue->wake) {
+      queue->wake();
     }
   }
 }
@@ -126,10 +133,8 @@ void Process::tell(const ProcessEvent& event) {
 // Under mutex_. In steps, so that a byte does not cost a frame.
 void Process::acknowledge() {
   std::size_t waiting = 0;
-  for (const std::weak_ptr<Listener>& one : listeners_) {
-    if (const std::shared_ptr<Listener> listener = one.lock()) {
-      waiting = std::max(waiting, listener->waiting_);
-    }
+  for (const std::shared_ptr<Queue>& queue : queues_) {
+    waiting = std::max(waiting, queue->waiting);
   }
   const std::size_t taken = received_ - waiting - acknowledged_;
   const std::shared_ptr<Link> link = link_.lock();
@@ -151,6 +156,7 @@ void Process::take(const Frame& frame) {
     pid_ = static_cast<int>(get_u32(frame.payload, 0));
     open_input_ = (get_u32(frame.payload, 4) & kOpenInput) != 0;
     ended_ = (get_u32(frame.payload, 4) & kHasEnded) != 0;
+    terminal_ = (get_u32(frame.payload, 4) & kTerminal) != 0;
     started_ = true;
   } else if (frame.type == FrameType::failed) {
     refusal_ = frame.payload;
@@ -159,7 +165,8 @@ void Process::take(const Frame& frame) {
   } else if (frame.type == FrameType::output || frame.type == FrameType::error) {
     using Kind = ProcessEvent::Kind;
     received_ += frame.payload.size();
-    tell({.kind = frame.type == FrameType::output ? Kind::output : Kind::error, .bytes = frame.payload});
+    const Kind kind = terminal_ ? Kind::terminal : frame.type == FrameType::output ? Kind::output : Kind::error;
+    tell({.kind = kind, .bytes = frame.payload});
     acknowledge();
   } else if (frame.type == FrameType::exited && frame.payload.size() == 8) {
     last_ = ProcessEvent{.kind = ProcessEvent::Kind::ended,
@@ -249,11 +256,31 @@ void Process::close_input() {
   {
     const std::lock_guard lock(mutex_);
     need_input();
+    if (terminal_) {
+      fail(ErrorCode::invalid_argument, "process {}: the input of a terminal ends by typing control-D", pid_);
+    }
     open_input_ = false;
   }
   if (const std::shared_ptr<Link> link = link_.lock()) {
     link->send_frame(FrameType::input_end, stream_);
   }
+}
+
+void Process::resize(WindowSize size) {
+  {
+    const std::lock_guard lock(mutex_);
+    need_alive();
+    if (!terminal_) {
+      fail(ErrorCode::invalid_argument, "process {} has no terminal", pid_);
+    }
+  }
+  const std::shared_ptr<Link> link = link_.lock();
+  if (link == nullptr) {
+    fail_gone();
+  }
+  std::string body;
+  put_u32(body, pack_size(size.rows, size.columns));
+  link->send_frame(FrameType::resize, stream_, body);
 }
 
 // Opens a stream for the process, says what starts it or attaches to it, and waits for the answer.

@@ -27,6 +27,7 @@ class Process : public Sink, public std::enable_shared_from_this<Process> {
   // Throws Error{invalid_argument} when standard input is not open, Error{exhausted} when nobody reads it.
   void write(std::string_view bytes);
   void close_input();
+  void resize(WindowSize size);  // Error{invalid_argument} when it has no terminal
   bool over() const;
 
   void take(const Frame& frame) override;
@@ -34,6 +35,7 @@ class Process : public Sink, public std::enable_shared_from_this<Process> {
 
  private:
   class Listener;
+  struct Queue;
   void tell(const ProcessEvent& event);
   void acknowledge();
   void need_alive() const;  // these two under mutex_
@@ -44,12 +46,12 @@ class Process : public Sink, public std::enable_shared_from_this<Process> {
   std::mutex writing_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool started_ = false, open_input_ = false, ended_ = false, over_ = false;
+  bool started_ = false, open_input_ = false, terminal_ = false, ended_ = false, over_ = false;
   std::string refusal_;
   std::size_t input_under_way_ = 0;
   std::size_t received_ = 0, acknowledged_ = 0;  // bytes of output since the link knows the process
   std::optional<ProcessEvent> last_;             // for those who come to listen after the end
-  std::list<std::weak_ptr<Listener>> listeners_;
+  std::list<std::shared_ptr<Queue>> queues_;     // one a listener, until it goes
 };
 
 }  // namespace tidelock::sandbox::vm

@@ -93,8 +93,10 @@ Json keepalive_event() {
 
 Json process_event(const sandbox::ProcessEvent& event) {
   using Kind = sandbox::ProcessEvent::Kind;
-  if (event.kind != Kind::ended)
-    return {{"event", {{"data", {{event.kind == Kind::output ? "stdout" : "stderr", base64(event.bytes)}}}}}};
+  if (event.kind != Kind::ended) {
+    const char* from = event.kind == Kind::output ? "stdout" : event.kind == Kind::error ? "stderr" : "pty";
+    return {{"event", {{"data", {{from, base64(event.bytes)}}}}}};
+  }
   const bool by_signal = event.signal != 0;
   const std::string status =
       by_signal ? fmt::format("signal: {}", strsignal(event.signal)) : fmt::format("exit status {}", event.exit_code);

@@ -44,6 +44,6 @@ std::int64_t parse_timeout(std::string_view text);
 // Process events as messages of the streams Start and Connect.
 Json start_event(int pid);
 Json keepalive_event();
-Json process_event(const sandbox::ProcessEvent& event);  // of output, error and ended
+Json process_event(const sandbox::ProcessEvent& event);  // not of lost
 
 }  // namespace tidelock::serve::e2b

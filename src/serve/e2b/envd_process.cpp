@@ -34,10 +34,22 @@ Json config_json(const sandbox::ProcessRequest& request) {
 void send_input(sandbox::Sandbox& box, int pid, const Json& message) {
   const Json& input = member(message, "input");
   if (!input.is_object()) throw RpcError("invalid_argument", "input: expected an object");
-  if (input.contains("pty")) throw RpcError("unimplemented", "terminals (PTY) are not built here");
-  const auto bytes = base64_decode(text_of(member(input, "stdin"), "input.stdin"));
-  if (!bytes) throw RpcError("invalid_argument", "input.stdin: expected base64");
+  const char* to = input.contains("pty") ? "pty" : "stdin";
+  const auto bytes = base64_decode(text_of(member(input, to), to));
+  if (!bytes) throw RpcError("invalid_argument", fmt::format("input.{}: expected base64", to));
   box.write_input(pid, *bytes);
+}
+
+// {"size": {"cols", "rows"}}; JSON leaves out what is 0.
+sandbox::WindowSize size_of(const Json& terminal) {
+  const Json& size = terminal.is_object() ? member(terminal, "size") : terminal;
+  const auto side = [&](const char* name) {
+    const Json& value = size.is_object() ? member(size, name) : size;
+    if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > UINT16_MAX)
+      throw RpcError("invalid_argument", fmt::format("pty.size.{}: expected 1 to {}", name, UINT16_MAX));
+    return value.get<std::uint16_t>();
+  };
+  return {.rows = side("rows"), .columns = side("cols")};
 }
 
 int signal_of(const Json& message) {
@@ -64,7 +76,6 @@ bool is_root_of(const std::string& authorization) {
 }
 
 sandbox::ProcessRequest parse_start(const Json& message, const SandboxRecord& record, bool root) {
-  if (!member(message, "pty").is_null()) throw RpcError("unimplemented", "terminals (PTY) are not built here");
   const Json& process = member(message, "process");
   if (!process.is_object()) throw RpcError("invalid_argument", "process: expected an object");
   sandbox::ProcessRequest out;
@@ -83,6 +94,7 @@ sandbox::ProcessRequest parse_start(const Json& message, const SandboxRecord& re
   out.root = root;
   out.open_input = input.is_null() || input.get<bool>();  // as envd: absent is true
   out.tag = text_of(member(message, "tag"), "tag");
+  if (const Json& terminal = member(message, "pty"); !terminal.is_null()) out.terminal = size_of(terminal);
   return out;
 }
 
@@ -102,6 +114,7 @@ int select_process(sandbox::Sandbox& box, const Json& message) {
 }
 
 Reply answer_process(sandbox::Sandbox& box, const std::string& method, const Request& request) {
+  if (method == "StreamInput") throw RpcError("unimplemented", "StreamInput is not built here; SendInput is");
   const Json message = parse_message(request.body);
   Json out = Json::object();
   if (method == "List") {
@@ -116,6 +129,9 @@ Reply answer_process(sandbox::Sandbox& box, const std::string& method, const Req
     box.signal(select_process(box, message), number);
   } else if (method == "SendInput") {
     send_input(box, select_process(box, message), message);
+  } else if (method == "Update") {
+    if (const Json& terminal = member(message, "pty"); !terminal.is_null())
+      box.resize(select_process(box, message), size_of(terminal));
   } else if (method == "CloseStdin") {
     box.close_input(select_process(box, message));
   } else {
