@@ -136,6 +136,32 @@ struct FileCommand {
   bool root = false;              // what is made belongs to root
 };
 
+struct WatchRequest {
+  std::string path;  // an absolute one of a folder
+  bool recursive = false;
+  bool entries = false;  // each change comes with what its file is then
+  bool root = false;     // with the rights of root; otherwise those of the unprivileged user
+};
+
+struct FileChange {
+  enum class Kind { create, write, remove, rename, chmod };  // rename: the old name; the new one is told as create
+  Kind kind{};
+  std::string name;                // below the folder; "." for itself
+  std::optional<FileEntry> entry;  // if asked for, and there is still something
+};
+
+// A folder that is watched. Changes wait in the guest until they are taken; past what is kept there it is over.
+// Destroying it ends the watching. One user at a time.
+class FileWatch {
+ public:
+  virtual ~FileWatch() = default;
+  // The next change, if there is one. Throws when it is over: Error{exhausted} when changes were lost or there are too
+  // many folders, Error{io} when the sandbox was paused or ended (a pause ends all watches).
+  virtual std::optional<FileChange> take() = 0;
+  virtual bool over() const = 0;                          // nothing new will come; what came may still wait
+  virtual void on_event(std::function<void()> wake) = 0;  // as of ProcessListener
+};
+
 // Time a sandbox spent in each condition, for the run's metrics (seconds).
 struct Times {
   double alive = 0;   // since creation
@@ -166,6 +192,8 @@ class Sandbox {
   virtual void close_input(int pid);                          // not of a terminal, where control-D is typed
   virtual void resize(int pid, WindowSize size);              // Error{invalid_argument} without a terminal
   virtual std::vector<FileEntry> files(const FileCommand& command);
+  // Error{not_found, invalid_argument} for what is no folder, Error{exhausted} for more watches than a sandbox has.
+  virtual std::unique_ptr<FileWatch> watch(const WatchRequest& request);
   // With memory: only where Capabilities say so.
   virtual void pause();       // its processes stand still on disk; nothing of it is left in memory
   virtual void resume();      // they go on, with the clock set and fresh randomness

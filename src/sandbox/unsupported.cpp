@@ -36,6 +36,9 @@ void Sandbox::resize(int /*pid*/, WindowSize /*size*/) {
 std::vector<FileEntry> Sandbox::files(const FileCommand& /*command*/) {
   refuse("list, move or remove files other than by exec");
 }
+std::unique_ptr<FileWatch> Sandbox::watch(const WatchRequest& /*request*/) {
+  refuse("watch folders");
+}
 void Sandbox::pause() {
   refuse("pause a sandbox");
 }

@@ -119,6 +119,9 @@ class E2b(Case):
     def test_python_terminals(self):
         self.client("terminals")
 
+    def test_python_watches(self):
+        self.client("watches")
+
     def test_python_lifecycle(self):
         self.client("lifecycle")
 

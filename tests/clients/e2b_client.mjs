@@ -40,6 +40,20 @@ try {
   await box.commands.closeStdin(cat.pid);
   assert.equal((await cat.wait()).stdout, "typed\n");
 
+  const events = [];
+  const stopped = new Promise((told) => events.push(told));
+  const exit = events.pop();
+  const watch = await box.files.watchDir("/root/a", (event) => events.push(event), { recursive: true, includeEntry: true, onExit: exit });
+  await box.files.makeDir("/root/a/inner");
+  await box.files.write("/root/a/inner/new.txt", "123");
+  for (let i = 0; i < 100 && !events.some((e) => e.name === "inner/new.txt" && e.entry?.size === 3); ++i)
+    await new Promise((wake) => setTimeout(wake, 100));
+  assert.deepEqual(events[0].type + " " + events[0].name, "create inner");
+  assert.ok(events.some((e) => e.name === "inner/new.txt" && e.entry?.size === 3), JSON.stringify(events));
+  await watch.stop();
+  await stopped;
+  await assert.rejects(box.files.watchDir("/root/none", () => {}), NotFoundError);
+
   let shown = "";
   const until = async (wanted) => {
     for (let i = 0; i < 300 && !shown.includes(wanted); ++i) await new Promise((wake) => setTimeout(wake, 100));

@@ -94,7 +94,41 @@ def files():
         raises(FileNotFoundException, lambda: box.files.read("/root/nothing"))
         raises(FileNotFoundException, lambda: box.files.list("/root/nothing"))
         raises(InvalidArgumentException, lambda: box.files.read("/root"), "not a file")
-        raises(SandboxException, lambda: box.files.watch_dir("/root"), "not built")
+
+
+def watches():
+    with sandbox() as box:
+        box.files.make_dir("/root/w/deep")
+        seen = {}
+        def until(handle, name):  # of (type, name), in order
+            told = seen.setdefault(handle, [])
+            end = time.monotonic() + 30
+            while name not in [n for _, n in told]:
+                assert time.monotonic() < end, told
+                told += [(e.type.value, e.name) for e in handle.get_new_events()]
+            return told
+        flat = box.files.watch_dir("w")
+        deep = box.files.watch_dir("/root/w", recursive=True, include_entry=True)
+        assert flat.get_new_events() == []
+        box.commands.run("cd /root/w; echo 1 >deep/inner; echo 2 >a; chmod 600 a; mv a b; rm b; touch end")
+        assert until(flat, "end")[:6] == [("create", "a"), ("write", "a"), ("chmod", "a"), ("rename", "a"), ("create", "b"),
+                                          ("remove", "b")], seen  # fmt: skip
+        assert until(deep, "end")[:2] == [("create", "deep/inner"), ("write", "deep/inner")], seen
+        box.files.write("/root/w/sized", "12345")
+        entries, end = [], time.monotonic() + 30
+        while not any(e and e.size == 5 for e in entries):
+            assert time.monotonic() < end, entries
+            entries += [e.entry for e in deep.get_new_events() if e.name == "sized"]
+        flat.stop()
+        raises(SandboxException, flat.get_new_events, "already stopped")
+        raises(FileNotFoundException, lambda: box.files.watch_dir("/root/none"))
+        raises(InvalidArgumentException, lambda: box.files.watch_dir("/etc/passwd"), "not a folder")
+        box.pause()
+        box = Sandbox.connect(box.sandbox_id, timeout=60)
+        raises(SandboxException, deep.get_new_events)  # a pause ends it, and says so
+        again = box.files.watch_dir("/root/w")
+        box.files.remove("/root/w/sized")
+        assert ("remove", "sized") in until(again, "sized")
 
 
 def background():

@@ -229,6 +229,80 @@ TEST_F(MicrovmProcess, ATerminalGoesOnAfterAPauseAndItsSessionEndsAtOnce) {
   EXPECT_EQ(box_->exec(look).output, "0\n");
 }
 
+// The changes told until one has `name`, as letters of the kinds and names.
+std::string told_until(FileWatch& watch, const std::string& name) {
+  std::string out;
+  EXPECT_TRUE(eventually([&] {
+    while (const std::optional<FileChange> change = watch.take()) {
+      out += std::string(1, "cwrna"[static_cast<int>(change->kind)]) + ":" + change->name + " ";
+      if (change->name == name) return true;
+    }
+    return false;
+  })) << out;
+  return out;
+}
+
+TEST_F(MicrovmProcess, AWatchTellsChangesInOrderAndNewFoldersToo) {
+  hear(*sh("mkdir -p /root/w/old; echo x >/root/w/f"));
+  const auto flat = box_->watch({.path = "/root/w"});
+  const auto deep = box_->watch({.path = "/root/w", .recursive = true, .entries = true});
+  hear(
+      *sh("cd /root/w; echo 1 >old/inner; echo 22 >a; chmod 600 a; mv a b; rm b; mkdir -p new/er; sleep 0.3; echo 3 "
+          ">new/er/file; mv new /root/away; echo 4 >/root/away/er/unseen; touch end"));
+  const std::string seen = told_until(*flat, "end");
+  EXPECT_EQ(seen, "c:a w:a a:a n:a c:b r:b c:new n:new c:end ");
+  const std::string all = told_until(*deep, "end");
+  EXPECT_NE(all.find("c:old/inner w:old/inner "), std::string::npos) << all;
+  EXPECT_NE(all.find("c:new/er "), std::string::npos) << all;
+  EXPECT_NE(all.find("c:new/er/file w:new/er/file n:new "), std::string::npos) << all;
+  EXPECT_EQ(all.find("unseen"), std::string::npos) << all;
+  hear(*sh("cd /root/w; printf 12345 >sized"));
+  std::optional<FileChange> last;
+  EXPECT_TRUE(eventually([&] { return (last = deep->take()) && last->kind == FileChange::Kind::write; }));
+  ASSERT_TRUE(last && last->entry);
+  EXPECT_EQ(last->entry->size, 5U);
+  EXPECT_EQ(last->entry->path, "/root/w/sized");
+}
+
+// Why a watch is over, once all that it told is taken.
+ErrorCode end_of(FileWatch& watch) {
+  ErrorCode out{};
+  EXPECT_TRUE(eventually([&] {
+    try {
+      while (watch.take()) {
+      }
+      return false;
+    } catch (const Error& error) {
+      out = error.code();
+      return true;
+    }
+  }));
+  return out;
+}
+
+TEST_F(MicrovmProcess, WatchesAreLimitedEndWithTheirOwnersAndSayWhyTheyAreOver) {
+  EXPECT_EQ(code_of([&] { box_->watch({.path = "/root/none"}); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { box_->watch({.path = "/etc/passwd"}); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { box_->watch({.path = "relative"}); }), ErrorCode::invalid_argument);
+  std::vector<std::unique_ptr<FileWatch>> all;
+  for (int i = 0; i < 64; ++i) all.push_back(box_->watch({.path = "/root", .entries = true}));
+  EXPECT_EQ(code_of([&] { box_->watch({.path = "/root"}); }), ErrorCode::exhausted);
+  all.resize(1);
+  EXPECT_TRUE(eventually([&] {  // those that ended have made room
+    try {
+      return box_->watch({.path = "/tmp"}) != nullptr;
+    } catch (const Error&) {
+      return false;
+    }
+  }));
+  // Far more changes than anybody keeps: their loss is told, nothing grows.
+  hear(*sh("cd /root; for round in $(seq 40); do touch $(seq 1000); done"));
+  EXPECT_EQ(end_of(*all[0]), ErrorCode::exhausted);
+  const auto other = box_->watch({.path = "/root"});
+  box_->pause();
+  EXPECT_EQ(end_of(*other), ErrorCode::io);
+}
+
 TEST_F(MicrovmProcess, FilesAreToldMadeMovedAndRemoved) {
   using Operation = FileCommand::Operation;
   const auto does = [&](FileCommand command) { return box_->files(command); };

@@ -3,11 +3,13 @@
 #include <rapidcheck.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <random>
 
 #include "base/files.hpp"
 #include "sandbox/support.hpp"
+#include "sandbox/vm/entries.hpp"
 #include "sandbox/vm/frame.hpp"
 #include "sandbox/vm/journal.hpp"
 #include "sandbox/vm/layer.hpp"
@@ -129,6 +131,33 @@ TEST(VmLayer, EveryPageComesBackAndDecayIsFound) {
 }
 
 // ---- the rest
+
+TEST(VmEntries, ChangesAreTakenWholeAndWhatNoWatchPrintsIsRefused) {
+  const auto zeros = [](std::string text) {
+    std::replace(text.begin(), text.end(), '|', '\0');
+    return text;
+  };
+  const std::string whole = zeros("c|a/b|9|f|/w/a/b|5|100644|user|user|12|34||r|gone|0|");
+  FileChange change;
+  std::string bytes;
+  int taken = 0;
+  for (const char byte : whole) {  // in the smallest pieces
+    bytes.push_back(byte);
+    if (take_change(bytes, change)) {
+      ++taken;
+      EXPECT_EQ(change.name, taken == 1 ? "a/b" : "gone");
+      EXPECT_EQ(change.entry.has_value(), taken == 1);
+    }
+  }
+  EXPECT_EQ(taken, 2);
+  EXPECT_EQ(change.kind, FileChange::Kind::remove);
+  for (const char* bad : {"x|a|0|", "cc|a|0|", "|a|0|", "c|a|1|", "c|a||", "c|a|99|"}) {
+    bytes = zeros(bad);
+    EXPECT_EQ(code_of([&] { take_change(bytes, change); }), ErrorCode::io) << bad;
+  }
+  bytes.assign(kMaxChange + 1, 'a');
+  EXPECT_EQ(code_of([&] { take_change(bytes, change); }), ErrorCode::io);
+}
 
 TEST(VmFrame, MemoryStaysBoundedWhateverComes) {
   FrameReader reader;

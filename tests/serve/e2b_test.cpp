@@ -10,6 +10,7 @@
 #include "serve/api_error.hpp"
 #include "serve/e2b/control.hpp"
 #include "serve/e2b/text.hpp"
+#include "serve/e2b/watchers.hpp"
 
 namespace tidelock::serve::e2b {
 namespace {
@@ -186,6 +187,19 @@ TEST(E2bProcess, ATerminalHasASizeOfAtLeastOne) {
   for (const char* bad : {"{}", "1", R"({"size":{"rows":24}})", R"({"size":{"rows":24,"cols":0}})",
                           R"({"size":{"rows":24,"cols":65536}})", R"({"size":{"rows":"24","cols":80}})"})
     EXPECT_EQ(code_of([&] { start(bad); }), "invalid_argument") << bad;
+}
+
+TEST(E2bWatch, AsksAndEvents) {
+  const auto asked = parse_watch(Json::parse(R"({"path":"w/","recursive":true,"includeEntry":true})"), true);
+  EXPECT_EQ(asked.path, "/root/w");
+  EXPECT_TRUE(asked.recursive && asked.entries && asked.root);
+  EXPECT_FALSE(parse_watch(Json::parse(R"({"path":"/w"})"), false).recursive);
+  for (const char* bad : {"{}", R"({"path":1})", R"({"path":""})", R"({"path":"a","recursive":"yes"})"})
+    EXPECT_EQ(code_of([&] { parse_watch(Json::parse(bad), false); }), "invalid_argument") << bad;
+  sandbox::FileChange change{.kind = sandbox::FileChange::Kind::rename, .name = "a/b", .entry = std::nullopt};
+  EXPECT_EQ(change_json(change).dump(), R"({"name":"a/b","type":"EVENT_TYPE_RENAME"})");
+  change.entry.emplace().size = 5;
+  EXPECT_EQ(change_json(change)["entry"]["size"], "5");
 }
 
 TEST(E2bEnvd, PathsUsersAndParts) {

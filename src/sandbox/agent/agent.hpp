@@ -32,6 +32,15 @@ int open_port();  // non-blocking
 [[noreturn]] void write_file(const vm::GuestRequest& request);
 [[noreturn]] void read_file(const vm::GuestRequest& request);
 [[noreturn]] void run_file_tool(const vm::GuestRequest& request);
+[[noreturn]] void watch(const vm::GuestRequest& request);
+
+// The same numbers as FileExit in sandbox/guest.hpp: the program reads both with one table.
+constexpr int kNotFound = 10, kInvalid = 11, kExhausted = 12, kIo = 13, kExists = 14;
+[[noreturn]] void quit(int code, const std::string& text);  // the child, saying why on standard error
+[[noreturn]] void quit_file(const char* step, const std::string& path, int error);
+void print(const std::string& text);  // on standard output
+// Appends the fields of `path`, each with its zero byte; false when there is nothing there.
+bool append_entry(const std::string& path, std::string& out);
 
 // The texts of a request's field, each followed by a zero byte, as execve takes them. Points into `texts`.
 std::vector<char*> pointers(std::string& texts);

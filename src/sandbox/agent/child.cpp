@@ -30,11 +30,6 @@ std::vector<char*> pointers(std::string& texts) {
 
 namespace {
 
-[[noreturn]] void quit(int code, const std::string& text) {
-  dprintf(STDERR_FILENO, "%s\n", text.c_str());
-  _exit(code);
-}
-
 [[noreturn]] void become_command(const vm::GuestRequest& request) {
   std::string arguments = request.arguments, environment = request.environment;
   const std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
@@ -88,6 +83,8 @@ void run_child(const vm::GuestRequest& request, const std::string& terminal) {
       read_file(request);
     case vm::GuestKind::file_tool:
       run_file_tool(request);
+    case vm::GuestKind::watch:
+      watch(request);
   }
   _exit(126);
 }

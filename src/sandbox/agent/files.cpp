@@ -16,19 +16,12 @@
 #include "sandbox/agent/agent.hpp"
 
 namespace tidelock::sandbox::agent {
-namespace {
-
-// The same numbers as FileExit in sandbox/guest.hpp: the program reads both with one table.
-constexpr int kNotFound = 10, kInvalid = 11, kExhausted = 12, kIo = 13, kExists = 14;
-
-constexpr std::size_t kMaxListing = 4U << 20;  // bytes of a folder's entries
-
-[[noreturn]] void quit(int code, const std::string& text) {
+void quit(int code, const std::string& text) {
   dprintf(STDERR_FILENO, "%s\n", text.c_str());
   _exit(code);
 }
 
-[[noreturn]] void quit_file(const char* step, const std::string& path, int error) {
+void quit_file(const char* step, const std::string& path, int error) {
   int code = kIo;
   if (error == ENOENT) {
     code = kNotFound;
@@ -40,6 +33,10 @@ constexpr std::size_t kMaxListing = 4U << 20;  // bytes of a folder's entries
   }
   quit(code, std::string(step) + " " + path + ": " + strerror(error));
 }
+
+namespace {
+
+constexpr std::size_t kMaxListing = 4U << 20;  // bytes of a folder's entries
 
 void make_parents(const std::string& path, uid_t owner) {
   for (std::size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
@@ -132,7 +129,19 @@ std::string name_of(const char* file, unsigned id) {
   return out.empty() ? std::to_string(id) : out;
 }
 
-// Appends the fields of `path`. A link is told as what it leads to, with its target.
+}  // namespace
+
+void print(const std::string& text) {
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t put = write(STDOUT_FILENO, text.data() + done, text.size() - done);
+    if (put <= 0) {
+      _exit(kIo);
+    }
+    done += static_cast<std::size_t>(put);
+  }
+}
+
+// A link is told as what it leads to, with its target.
 bool append_entry(const std::string& path, std::string& out) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) {
@@ -159,6 +168,8 @@ bool append_entry(const std::string& path, std::string& out) {
   return true;
 }
 
+namespace {
+
 void append_folder(const std::string& path, int depth, std::string& out) {
   DIR* folder = opendir(path.c_str());
   if (folder == nullptr) {
@@ -182,16 +193,6 @@ void append_folder(const std::string& path, int depth, std::string& out) {
     }
   }
   closedir(folder);
-}
-
-void print(const std::string& text) {
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t put = write(STDOUT_FILENO, text.data() + done, text.size() - done);
-    if (put <= 0) {
-      _exit(kIo);
-    }
-    done += static_cast<std::size_t>(put);
-  }
 }
 
 void print_entry(const std::string& path) {

@@ -19,6 +19,7 @@ namespace {
 
 constexpr long kMaxProcesses = 256;  // streams at once, with those whose pipes are only kept empty
 constexpr long kMaxEnded = 64;       // processes whose end is remembered
+constexpr long kMaxWatches = 64;
 constexpr int kKillRounds = 20;
 
 time_t seconds_now() {
@@ -111,6 +112,11 @@ void Processes::start(std::uint32_t stream, vm::GuestRequest& request, const std
     outbox_.refuse(stream, "its working directory does not exist");
     return;
   }
+  const bool is_watch = request.kind == vm::GuestKind::watch;
+  if (is_watch && std::count_if(all_.begin(), all_.end(), [](const Process& p) { return p.watch; }) >= kMaxWatches) {
+    outbox_.refuse(stream, "more than " + std::to_string(kMaxWatches) + " folders are being watched");
+    return;
+  }
   Ends ends;
   const bool ready = open_ends(request, ends);
   const pid_t child = ready ? fork() : -1;
@@ -136,15 +142,19 @@ void Processes::start(std::uint32_t stream, vm::GuestRequest& request, const std
       fcntl(fd, F_SETFL, O_NONBLOCK);
     }
   }
+  process.watch = is_watch;
+  process.number = child;
   if (request.kind == vm::GuestKind::process) {
     keep(process, request, encoded);
+  }
+  if (process.stays || is_watch) {
+    tell_started(process);
   }
   all_.push_back(std::move(process));
 }
 
 void Processes::keep(Process& process, vm::GuestRequest& request, const std::string& encoded) {
   process.stays = true;
-  process.number = process.pid;
   process.input_end = (request.flags & (vm::kOpenInput | vm::kTerminal)) == 0;
   process.listed = encoded;
   if (encoded.size() > vm::kMaxListedRequest) {
@@ -157,7 +167,6 @@ void Processes::keep(Process& process, vm::GuestRequest& request, const std::str
   // How the longest ended ones ended is forgotten first: it must not fill the memory of a guest that is kept busy.
   long ended = std::count_if(all_.begin(), all_.end(), forgettable);
   all_.remove_if([&ended](const Process& p) { return forgettable(p) && ended-- > kMaxEnded; });
-  tell_started(process);
 }
 
 // A process that stays speaks on another stream from now. Newest first: a pid may have been used before.

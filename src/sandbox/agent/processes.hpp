@@ -35,6 +35,7 @@ struct Process {
   std::size_t unacknowledged = 0;  // bytes of output on their way to the program
   bool stays = false;              // a GuestKind::process: goes on unheard, and its end is remembered
   bool terminal = false;
+  bool watch = false;     // a GuestKind::watch
   bool recalled = false;  // an ended one was attached to: its end is to be told once more
   pid_t number = 0;       // its pid, also when it was reaped
   time_t ended_at = 0;

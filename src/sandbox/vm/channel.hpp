@@ -52,7 +52,12 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_frame(FrameType type, std::uint32_t stream, std::string_view payload = {});
 
   // process.cpp
-  std::shared_ptr<ProcessListener> start_process(const GuestRequest& request);
+  // `refused`: what it throws when the agent does not start it.
+  struct Started {
+    std::shared_ptr<Process> process;
+    std::shared_ptr<ProcessListener> listener;
+  };
+  Started start_process(const GuestRequest& request, ErrorCode refused = ErrorCode::invalid_argument);
   std::shared_ptr<Process> find_process(int pid);  // attaches when it was started over an earlier connection
   std::vector<ProcessInfo> list_processes();
   void forget_process(int pid, std::uint32_t stream);

@@ -54,8 +54,8 @@ enum class FrameType : std::uint8_t {
 };
 
 // What an agent can do more than the first ones: an agent stays what it was for as long as its sandbox lives.
-constexpr std::uint32_t kAgentTerminals = 1;
-constexpr std::uint32_t kAgentVersion = kAgentTerminals;
+constexpr std::uint32_t kAgentTerminals = 1, kAgentWatches = 2;
+constexpr std::uint32_t kAgentVersion = kAgentWatches;
 
 // Rows and columns of a terminal, in a frame `resize` and in GuestRequest::mode.
 constexpr std::uint32_t pack_size(std::uint16_t rows, std::uint16_t columns) {
@@ -195,13 +195,23 @@ class FrameReader {
 
 // A command ends with the connection that started it, as far as anybody hears of it; a process stays, can be attached
 // to, signalled and listed, and how it ended is told for kEndedSeconds.
-enum class GuestKind : std::uint8_t { command = 0, write_file = 1, read_file = 2, process = 3, file_tool = 4 };
+// A watch is a command that says `started` and tells changes below a folder until its standard input ends.
+enum class GuestKind : std::uint8_t {
+  command = 0,
+  write_file = 1,
+  read_file = 2,
+  process = 3,
+  file_tool = 4,
+  watch = 5,
+};
 
 constexpr int kEndedSeconds = 30;
 constexpr std::uint32_t kAsRoot = 1;              // in GuestRequest::flags
 constexpr std::uint32_t kOpenInput = 2;           // there, and in `started`
 constexpr std::uint32_t kHasEnded = 4;            // in `started`: `exited` follows
 constexpr std::uint32_t kTerminal = 8;            // in both: a terminal is its input, output and error
+constexpr std::uint32_t kRecursive = 16;          // of a watch: folders below, too
+constexpr std::uint32_t kWithEntries = 32;        // of a watch: each change comes with what the file is then
 constexpr std::uint32_t kKeepMode = 0xFFFFFFFFU;  // write_file: a file that exists keeps its mode, a new one has 0644
 constexpr std::size_t kMaxListedRequest = 16U << 10;  // of a process; longer ones are listed without arguments
 
@@ -213,13 +223,20 @@ struct GuestRequest {
   std::uint32_t mode = 0;       // write_file; process: the size of its terminal
   std::uint32_t processes = 0;  // command, process: the most its user may have
   std::uint64_t limit = 0;      // read_file: bytes; write_file: kAsRoot when what is new belongs to root
-  std::string path;             // command, process: its directory; files: the file
+  std::string path;             // command, process: its directory; files: the file; watch: the folder
   std::string arguments;        // each followed by a zero byte
   std::string environment;      // NAME=value, each followed by a zero byte
-  // from here on only of process and file_tool, so that the agents of older templates can read the others
+  // from here on only of process, file_tool and watch, so that the agents of older templates can read the others
   std::uint32_t flags = 0;
   std::string tag;
 };
+
+// What a watch prints: texts, each followed by a zero byte. First kWatchReady; then for each change one letter of
+// kChanges (create, write, remove, rename, chmod), the path below the folder ("." for itself), the number of texts that
+// follow (0 or kFileFields), those. It ends when changes were lost, or there is too much to watch.
+constexpr const char* kWatchReady = "ready";
+constexpr std::string_view kChanges = "cwrna";
+constexpr std::size_t kMaxChange = 64U << 10;  // bytes of one
 
 // type (f, d or ?), path, size, mode (octal, with the bits of the type), owner, group, seconds, nanoseconds, target of
 // a link
@@ -243,7 +260,7 @@ inline std::string encode_request(const GuestRequest& request) {
 }
 
 inline bool decode_request(std::string_view bytes, GuestRequest& request) {
-  if (bytes.size() < 17 || bytes[0] < 0 || bytes[0] > 4) {
+  if (bytes.size() < 17 || bytes[0] < 0 || bytes[0] > 5) {
     return false;
   }
   request.kind = static_cast<GuestKind>(bytes[0]);

@@ -7,8 +7,10 @@
 #include "base/log.hpp"
 #include "sandbox/command.hpp"
 #include "sandbox/guest.hpp"
+#include "sandbox/vm/entries.hpp"
 #include "sandbox/vm/process.hpp"
 #include "sandbox/vm/store.hpp"
+#include "sandbox/vm/watch.hpp"
 
 namespace tidelock::sandbox {
 namespace {
@@ -92,7 +94,7 @@ class MicrovmSandbox : public Sandbox {
       guest.flags |= vm::kTerminal;
       guest.mode = vm::pack_size(request.terminal->rows, request.terminal->columns);
     }
-    return link->start_process(guest);
+    return link->start_process(guest).listener;
   }
   std::shared_ptr<ProcessListener> attach(int pid) override { return process(pid)->listen(); }
   std::vector<ProcessInfo> processes() override { return store_->link(id_)->list_processes(); }
@@ -104,6 +106,15 @@ class MicrovmSandbox : public Sandbox {
     process(pid)->resize(size);
   }
   std::vector<FileEntry> files(const FileCommand& command) override;
+  std::unique_ptr<FileWatch> watch(const WatchRequest& request) override {
+    need_no_zero_byte(request.path, "a path");
+    if (request.path.empty() || request.path.front() != '/') {
+      fail(ErrorCode::invalid_argument, "sandbox {}: '{}' is not an absolute path", id_, request.path);
+    }
+    const std::shared_ptr<vm::Link> link = store_->link(id_);
+    link->need_agent(vm::kAgentWatches, "watches");
+    return vm::start_watch(*link, request);
+  }
 
   void freeze() override {
     if (!frozen_) {
@@ -204,27 +215,12 @@ class MicrovmSandbox : public Sandbox {
   ExecResult run_file_operation(const vm::GuestRequest& request, ExecRequest io) {
     io.timeout = kFilePatience;
     ExecResult result = run(request, io);
-    ErrorCode code = ErrorCode::io;
-    switch (static_cast<FileExit>(result.exit_code)) {
-      case FileExit::done:
-        return result;
-      case FileExit::not_found:
-        code = ErrorCode::not_found;
-        break;
-      case FileExit::invalid:
-        code = ErrorCode::invalid_argument;
-        break;
-      case FileExit::exhausted:
-        code = ErrorCode::exhausted;
-        break;
-      case FileExit::exists:
-        code = ErrorCode::mismatch;
-        break;
-      default:
-        break;
+    if (result.exit_code == static_cast<int>(FileExit::done)) {
+      return result;
     }
     result.error.erase(result.error.find_last_not_of('\n') + 1);
-    fail(code, "sandbox {}: {}", id_, result.timed_out ? request.path + " took too long" : result.error);
+    fail(vm::file_error(result.exit_code), "sandbox {}: {}", id_,
+         result.timed_out ? request.path + " took too long" : result.error);
   }
 
   std::shared_ptr<vm::Store> store_;
@@ -234,21 +230,6 @@ class MicrovmSandbox : public Sandbox {
   Clock::time_point born_, frozen_since_;
   double busy_ = 0, frozen_time_ = 0;
 };
-
-FileEntry entry_of(const std::vector<std::string>& fields, std::size_t at) {
-  FileEntry out;
-  out.type = fields[at] == "f"   ? FileEntry::Type::file
-             : fields[at] == "d" ? FileEntry::Type::folder
-                                 : FileEntry::Type::other;
-  out.path = fields[at + 1];
-  out.size = std::strtoull(fields[at + 2].c_str(), nullptr, 10);
-  out.mode = static_cast<std::uint32_t>(std::strtoul(fields[at + 3].c_str(), nullptr, 8));
-  out.owner = fields[at + 4], out.group = fields[at + 5];
-  out.seconds = std::strtoll(fields[at + 6].c_str(), nullptr, 10);
-  out.nanoseconds = std::strtoll(fields[at + 7].c_str(), nullptr, 10);
-  out.target = fields[at + 8];
-  return out;
-}
 
 std::vector<FileEntry> MicrovmSandbox::files(const FileCommand& command) {
   using Operation = FileCommand::Operation;
@@ -280,18 +261,13 @@ std::vector<FileEntry> MicrovmSandbox::files(const FileCommand& command) {
   }
   io.output_limit = 8U << 20;
   const ExecResult result = run_file_operation(guest, io);
-  std::vector<std::string> fields;
-  for (std::size_t at = 0; at < result.output.size();) {
-    const std::size_t end = std::min(result.output.find('\0', at), result.output.size());
-    fields.push_back(result.output.substr(at, end - at));
-    at = end + 1;
-  }
+  const std::vector<std::string> fields = vm::split_texts(result.output);
   if (fields.size() % vm::kFileFields != 0) {
     fail(ErrorCode::io, "sandbox {}: what its agent told of {} cannot be read", id_, command.path);
   }
   std::vector<FileEntry> out;
   for (std::size_t at = 0; at < fields.size(); at += vm::kFileFields) {
-    out.push_back(entry_of(fields, at));
+    out.push_back(vm::entry_of(fields, at));
   }
   return out;
 }

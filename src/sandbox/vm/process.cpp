@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "sandbox/vm/entries.hpp"
 #include "sandbox/vm/mailbox.hpp"
 
 namespace tidelock::sandbox::vm {
@@ -14,16 +15,6 @@ namespace {
 
 constexpr auto kAnswerPatience = 30s;  // for the agent's answers, which come at once unless the host is overloaded
 constexpr auto kInputPatience = 10s;   // for a process to take its input
-
-std::vector<std::string> split_texts(const std::string& texts) {
-  std::vector<std::string> out;
-  for (std::size_t at = 0; at < texts.size();) {
-    const std::size_t end = std::min(texts.find('\0', at), texts.size());
-    out.push_back(texts.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
 
 ProcessInfo describe(int pid, const GuestRequest& request) {
   ProcessInfo out;
@@ -300,13 +291,12 @@ void Link::begin(const std::shared_ptr<Process>& process, const std::function<vo
   }
 }
 
-std::shared_ptr<ProcessListener> Link::start_process(const GuestRequest& request) {
+Link::Started Link::start_process(const GuestRequest& request, ErrorCode refused) {
   const auto process = std::make_shared<Process>(weak_from_this());
   std::shared_ptr<ProcessListener> listener = process->listen();  // before it can say anything
   begin(
-      process, [&](std::uint32_t stream) { send_request(stream, encode_request(request)); },
-      ErrorCode::invalid_argument);
-  return listener;
+      process, [&](std::uint32_t stream) { send_request(stream, encode_request(request)); }, refused);
+  return {process, listener};
 }
 
 std::shared_ptr<Process> Link::find_process(int pid) {

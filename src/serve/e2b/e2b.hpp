@@ -4,7 +4,8 @@
 // E2b-Sandbox-Port or by the host PORT-ID.anything. A connection is a coroutine of the HTTP server (../http.hpp);
 // whatever waits for a sandbox waits on a thread of a pool.
 //
-//   server.cpp     which request goes where, who is let in, streams of processes
+//   server.cpp     which request goes where, who is let in
+//   streams.cpp    processes and watched folders as streams      watchers.cpp   folders that clients ask about
 //   control.cpp    the control plane           sandboxes.cpp  the sandboxes behind it, their time-outs
 //   envd_*.cpp     files and processes         connect.cpp    the protocol that they speak
 //   record.cpp     records on disk, lists      text.cpp       encodings

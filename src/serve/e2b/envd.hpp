@@ -27,6 +27,8 @@ bool is_root_of(const std::string& authorization);
 // Throws RpcError{invalid_argument} for none.
 std::string guest_path(const std::string& path);
 
+Json entry_json(const sandbox::FileEntry& entry);
+
 // GET and POST /files.
 Reply answer_files(sandbox::Sandbox& box, const Request& request);
 // POST /filesystem.Filesystem/METHOD and the unary methods of /process.Process. Throws RpcError, Error.

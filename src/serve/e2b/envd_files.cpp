@@ -26,23 +26,6 @@ std::string name_of(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);
 }
 
-Json entry_json(const FileEntry& entry) {
-  const char* type = entry.type == FileEntry::Type::file     ? "FILE_TYPE_FILE"
-                     : entry.type == FileEntry::Type::folder ? "FILE_TYPE_DIRECTORY"
-                                                             : "FILE_TYPE_UNSPECIFIED";
-  Json out{{"name", name_of(entry.path)},
-           {"type", type},
-           {"path", entry.path},
-           {"size", std::to_string(entry.size)},
-           {"mode", entry.mode & 07777U},
-           {"permissions", permissions_of(entry)},
-           {"owner", entry.owner},
-           {"group", entry.group},
-           {"modifiedTime", rfc3339(entry.seconds, entry.nanoseconds)}};
-  if (!entry.target.empty()) out["symlinkTarget"] = entry.target;
-  return out;
-}
-
 std::string required_text(const Json& message, const char* name) {
   const auto found = message.find(name);
   if (found == message.end() || found->is_null()) return "";
@@ -67,6 +50,23 @@ std::string query_of(const Request& request, const char* name) {
 }
 
 }  // namespace
+
+Json entry_json(const FileEntry& entry) {
+  const char* type = entry.type == FileEntry::Type::file     ? "FILE_TYPE_FILE"
+                     : entry.type == FileEntry::Type::folder ? "FILE_TYPE_DIRECTORY"
+                                                             : "FILE_TYPE_UNSPECIFIED";
+  Json out{{"name", name_of(entry.path)},
+           {"type", type},
+           {"path", entry.path},
+           {"size", std::to_string(entry.size)},
+           {"mode", entry.mode & 07777U},
+           {"permissions", permissions_of(entry)},
+           {"owner", entry.owner},
+           {"group", entry.group},
+           {"modifiedTime", rfc3339(entry.seconds, entry.nanoseconds)}};
+  if (!entry.target.empty()) out["symlinkTarget"] = entry.target;
+  return out;
+}
 
 std::string guest_path(const std::string& path) {
   std::string out = path;

@@ -42,9 +42,10 @@ void send_input(sandbox::Sandbox& box, int pid, const Json& message) {
 
 // {"size": {"cols", "rows"}}; JSON leaves out what is 0.
 sandbox::WindowSize size_of(const Json& terminal) {
-  const Json& size = terminal.is_object() ? member(terminal, "size") : terminal;
+  static const Json none;
+  const Json& size = terminal.is_object() ? member(terminal, "size") : none;
   const auto side = [&](const char* name) {
-    const Json& value = size.is_object() ? member(size, name) : size;
+    const Json& value = size.is_object() ? member(size, name) : none;
     if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > UINT16_MAX)
       throw RpcError("invalid_argument", fmt::format("pty.size.{}: expected 1 to {}", name, UINT16_MAX));
     return value.get<std::uint16_t>();
