@@ -162,6 +162,19 @@ class FileWatch {
   virtual void on_event(std::function<void()> wake) = 0;  // as of ProcessListener
 };
 
+// A connection to a TCP port of a sandbox's loopback, which has no other network. Nothing here waits; the other side is
+// made to wait when bytes are not taken. Thread-safe. Destroying it resets the connection.
+class PortConnection {
+ public:
+  virtual ~PortConnection() = default;
+  // The next bytes; nothing when there are none now. Throws Error{io} when the sandbox was paused or ended.
+  virtual std::optional<std::string> take() = 0;
+  virtual bool ended() const = 0;                         // the other side has ended, and everything was taken
+  virtual std::size_t give(std::string_view bytes) = 0;   // how many were accepted: as many as there is room for
+  virtual void finish() = 0;                              // no more will be given
+  virtual void on_event(std::function<void()> wake) = 0;  // something to take, or room: as of ProcessListener
+};
+
 // Time a sandbox spent in each condition, for the run's metrics (seconds).
 struct Times {
   double alive = 0;   // since creation
@@ -194,6 +207,8 @@ class Sandbox {
   virtual std::vector<FileEntry> files(const FileCommand& command);
   // Error{not_found, invalid_argument} for what is no folder, Error{exhausted} for more watches than a sandbox has.
   virtual std::unique_ptr<FileWatch> watch(const WatchRequest& request);
+  // Error{not_found} when nothing listens on the port, Error{exhausted} for more than 64 connections at once.
+  virtual std::shared_ptr<PortConnection> connect_port(int port);
   // With memory: only where Capabilities say so.
   virtual void pause();       // its processes stand still on disk; nothing of it is left in memory
   virtual void resume();      // they go on, with the clock set and fresh randomness

@@ -39,6 +39,9 @@ std::vector<FileEntry> Sandbox::files(const FileCommand& /*command*/) {
 std::unique_ptr<FileWatch> Sandbox::watch(const WatchRequest& /*request*/) {
   refuse("watch folders");
 }
+std::shared_ptr<PortConnection> Sandbox::connect_port(int /*port*/) {
+  refuse("connect to ports");
+}
 void Sandbox::pause() {
   refuse("pause a sandbox");
 }

@@ -9,6 +9,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <memory>
@@ -26,6 +27,7 @@ namespace http = boost::beast::http;
 
 using Stream = beast::basic_stream<asio::ip::tcp, asio::any_io_executor>;
 using HttpRequest = http::request<http::string_body>;
+using HttpParser = http::request_parser<http::string_body>;
 
 // An API behind the server. Lives as long as the server; called from its threads.
 class HttpHandler {
@@ -40,6 +42,10 @@ class HttpHandler {
   // answered with refusal().
   virtual asio::awaitable<bool> answer(Stream& stream, const HttpRequest& request) = 0;
   virtual Reply refusal(const ApiError& error) = 0;  // in the API's own form
+  // Whether an admitted request's body is not to be read here: take_over() then reads it and answers, to the
+  // connection's end. What it throws before anything was sent is answered with refusal().
+  virtual bool takes_over(const HttpRequest& /*header*/) { return false; }
+  virtual asio::awaitable<void> take_over(Stream& stream, beast::flat_buffer& read, HttpParser& parser);
   // Around the server's loop: before anything is accepted, and when it has stopped. After end() nothing may wake a
   // connection's coroutine.
   virtual void begin(asio::io_context& /*io*/) {}

@@ -40,6 +40,19 @@ asio::awaitable<bool> answer(HttpHandler& handler, Stream& stream, beast::flat_b
   } catch (const ApiError& error) {
     fault = error;
   }
+  if (!fault && handler.takes_over(parser.get())) {
+    const HttpRequest header(parser.get().base());  // for what may have to be refused: the parser is taken over, too
+    try {
+      co_await handler.take_over(stream, buffer, parser);
+      co_return false;
+    } catch (const ApiError& wrong) {
+      fault = wrong;
+    }
+    const Reply refusal = handler.refusal(*fault);
+    co_await send_reply(handler, stream, header, refusal, true);
+    co_await linger(stream);
+    co_return false;
+  }
   boost::system::error_code error;
   if (!fault && !parser.is_done()) {
     stream.expires_after(options.patience);
@@ -102,6 +115,10 @@ asio::awaitable<void> session(HttpHandler& handler, Stream& stream) {
 }
 
 }  // namespace
+
+asio::awaitable<void> HttpHandler::take_over(Stream& /*stream*/, beast::flat_buffer& /*read*/, HttpParser& /*parser*/) {
+  co_return;
+}
 
 asio::awaitable<void> send_reply(HttpHandler& handler, Stream& stream, const HttpRequest& request, const Reply& reply,
                                  bool close) {

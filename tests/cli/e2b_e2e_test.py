@@ -2,6 +2,7 @@
 """`tidelock sandbox serve` from outside: E2B's own clients, HTTP by hand, a server that is killed. Needs TIDELOCK_BINARY and
 build/clients (tools/clients.sh)."""
 
+import base64
 import hashlib
 import http.client
 import json
@@ -9,9 +10,11 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -122,6 +125,9 @@ class E2b(Case):
     def test_python_watches(self):
         self.client("watches")
 
+    def test_python_ports(self):
+        self.client("ports")
+
     def test_python_lifecycle(self):
         self.client("lifecycle")
 
@@ -178,6 +184,109 @@ class E2b(Case):
         host = {"Host": f"49983-{box['sandboxID']}.example.org", "X-Access-Token": box["envdAccessToken"]}
         self.assertEqual(self.server.ask("GET", "/files?path=/etc/hosts", key=None, headers=host)[0].status, 200)
 
+    def serve(self, box, script):
+        """A script in the sandbox that goes on; its files can be put there before."""
+        message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "stdin": False}).encode()
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
+        self.addCleanup(connection.close)
+        connection.sendall((f"POST /process.Process/Start HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box['sandboxID']}\r\nX-Access-Token: "
+                            f"{box['envdAccessToken']}\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body)  # fmt: skip
+        said = b""
+        while b"start" not in said:
+            self.assertTrue(more := connection.recv(4096), said)
+            said += more
+
+    def port(self, box, number, method="GET", path="/", body=None, headers=None, chunked=False):
+        """What a port answers, once something listens there."""
+        ask = lambda: self.server.ask(method, path, body, None, None,  # noqa: E731
+                                      {"E2b-Sandbox-Id": box["sandboxID"], "E2b-Sandbox-Port": str(number), **(headers or {})}, chunked)
+        self.eventually(lambda: ask()[0].status == 502, "nothing listens", 30)
+        return ask()
+
+    def put(self, box, path, content):
+        response, body = self.server.ask("POST", f"/files?path={path}", content, sandbox=box, headers={"Content-Type": "application/octet-stream"})
+        self.assertEqual(response.status, 200, body)
+
+    def test_ports_answer_http_by_header_and_by_host(self):
+        box = self.create()
+        large = bytes(range(256)) * 12_000
+        self.put(box, "/root/www/large.bin", large)
+        self.put(box, "/root/www/cgi-bin/count", b"#!/bin/sh\nprintf 'Content-Type: text/plain\\r\\n\\r\\n'\nwc -c\necho $HTTP_X_ACCESS_TOKEN$HTTP_X_KEPT\n")
+        self.serve(box, "chmod 755 /root/www/cgi-bin/count; exec httpd -f -p 8080 -h /root/www")
+        closed = {"E2b-Sandbox-Id": box["sandboxID"], "E2b-Sandbox-Port": "9"}
+        answer = self.check(self.server.ask("GET", "/", key=None, headers=closed), 502, "port 9 is not open")
+        self.assertEqual((answer["sandboxId"], answer["port"]), (box["sandboxID"], 9))
+        response, body = self.port(box, 8080, path="/large.bin")
+        self.assertEqual((response.status, response.getheader("Connection"), body == large), (200, "close", True))
+        host = {"Host": f"8080-{box['sandboxID']}.example.org"}
+        self.assertEqual(self.server.ask("GET", "/large.bin", key=None, headers=host)[1], large)
+        self.assertEqual(self.port(box, 8080, path="/none")[0].status, 404)  # the guest's own
+        secret = {"X-Access-Token": box["envdAccessToken"], "X-Kept": "kept"}
+        for size, chunked in ((0, False), (200_000, False)):
+            response, body = self.port(box, 8080, "POST", "/cgi-bin/count", b"x" * size, secret, chunked)
+            self.assertEqual(body, f"{size}\nkept\n".encode())
+        self.put(box, "/root/echo", b"""#!/bin/sh
+printf 'HTTP/1.1 200 OK\\r\\n\\r\\n'
+while IFS= read -r line; do echo "$line"; case $line in 0*) exit;; esac; done
+""")
+        self.serve(box, "chmod 755 /root/echo; exec nc -ll -p 8082 -e /root/echo")
+        told = self.port(box, 8082, "POST", "/", b"first second", chunked=True)[1].replace(b"\r", b"")  # as it was sent on
+        self.assertIn(b"Transfer-Encoding: chunked\n", told)
+        sizes_and_pieces = told.partition(b"\n\n")[2].split(b"\n")
+        self.assertEqual(b"".join(sizes_and_pieces[1::2]), b"first second", told)
+        self.check(self.server.ask("GET", "/", key=None, headers={**closed, "E2b-Sandbox-Port": "70000"}), 400)
+        self.check(self.server.ask("GET", "/", key=None, headers={**closed, "E2b-Sandbox-Id": "v0"}), 502)
+        self.assertEqual(self.server.ask("POST", f"/sandboxes/{box['sandboxID']}/pause", {})[0].status, 204)
+        self.check(self.server.ask("GET", "/", key=None, headers={**closed, "E2b-Sandbox-Port": "8080"}), 502, "paused")
+
+    def test_ports_change_to_web_sockets_and_carry_bytes_both_ways(self):
+        box = self.create()
+        self.put(box, "/root/ws", b"""#!/bin/sh
+while read -r name value; do
+  value=${value%?}
+  case $name in [Ss]ec-[Ww]eb[Ss]ocket-[Kk]ey:) key=$value;; ?) break;; esac
+done
+accept=$(printf %s "${key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11" | sha1sum | cut -c1-40 | xxd -r -p | base64)
+printf 'HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\nSec-WebSocket-Accept: %s\\r\\n\\r\\n' "$accept"
+printf '\\201\\005hello'
+exec cat
+""")  # fmt: skip
+        self.serve(box, "chmod 755 /root/ws; exec nc -ll -p 8081 -e /root/ws")
+        key = base64.b64encode(b"0123456789abcdef").decode()
+        ask = (f"GET /chat HTTP/1.1\r\nHost: 8081-{box['sandboxID']}.example.org\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+               f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n").encode()  # fmt: skip
+        def open_socket():
+            connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
+            self.addCleanup(connection.close)
+            connection.sendall(ask)
+            got = b""
+            while b"hello" not in got:
+                more = connection.recv(4096)
+                if not more or got.startswith(b"HTTP/1.1 502"):
+                    return None, got
+                got += more
+            return connection, got
+        self.eventually(lambda: open_socket()[0] is None, "no web socket", 30)
+        connection, got = open_socket()
+        accept = base64.b64encode(hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        self.assertIn(b"Sec-WebSocket-Accept: " + accept + b"\r\n", got)
+        self.assertTrue(got.endswith(b"\r\n\r\n\x81\x05hello"), got)
+        sent = bytes(range(256)) * 8_000  # there and back at once: each side waits for the other
+        writer = threading.Thread(target=connection.sendall, args=(sent,))
+        writer.start()
+        back = b""
+        while len(back) < len(sent):
+            back += connection.recv(65536)
+        writer.join()
+        self.assertEqual(back, sent)
+        connection.shutdown(socket.SHUT_WR)  # the echo ends with what it echoes
+        self.assertEqual(connection.recv(1), b"")
+        connection, _ = open_socket()
+        self.assertEqual(self.server.ask("POST", f"/sandboxes/{box['sandboxID']}/pause", {})[0].status, 204)
+        with self.assertRaises(ConnectionResetError):  # a pause cuts it off, and that is seen
+            connection.recv(1)
+
     def test_what_is_wrong_or_not_built_is_said(self):
         make = lambda **fields: self.server.ask("POST", "/v2/sandboxes", {"templateID": "base", **fields})  # noqa: E731
         self.check(make(timeout=-1), 400, "timeout")
@@ -190,7 +299,6 @@ class E2b(Case):
         self.check(self.server.ask("GET", "/v2/sandboxes?limit=0"), 400, "limit")
         self.check(self.server.ask("POST", "/v3/templates", {}), 501)
         box = self.create()
-        self.check(self.server.ask("GET", "/", sandbox=box, headers={"E2b-Sandbox-Port": "8080"}), 501, "8080")
         self.check(self.server.ask("POST", "/init", {}, sandbox=box), 501)
         self.check(self.server.ask("POST", "/files?path=a", b"x", sandbox=box, headers={"Content-Type": "text/plain"}), 415)
         envelope = {"Content-Type": "application/connect+json"}

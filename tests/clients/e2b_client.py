@@ -2,9 +2,11 @@
 e2b_client.py PART [ARGUMENTS]."""
 
 import contextlib
+import os
 import sys
 import time
 
+import httpx
 from e2b import (AuthenticationException, CommandExitException, FileNotFoundException, InvalidArgumentException, NotFoundException,
                  PtySize, Sandbox, SandboxException, SandboxQuery, SandboxState, TimeoutException)  # fmt: skip
 
@@ -129,6 +131,21 @@ def watches():
         again = box.files.watch_dir("/root/w")
         box.files.remove("/root/w/sized")
         assert ("remove", "sized") in until(again, "sized")
+
+
+def ports():
+    with sandbox() as box:
+        assert box.get_host(8080) == f"8080-{box.sandbox_id}.{box.sandbox_domain}", box.get_host(8080)
+        box.files.write("/root/www/index.html", "a page")
+        box.commands.run("httpd -f -p 8080 -h /root/www", background=True, timeout=0)
+        url = os.environ["E2B_SANDBOX_URL"]
+        end = time.monotonic() + 30
+        while (page := httpx.get(url, headers={"Host": box.get_host(8080)})).status_code == 502:
+            assert time.monotonic() < end and page.json()["port"] == 8080, page.text
+        assert (page.status_code, page.text) == (200, "a page"), page
+        port = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "8080"}
+        with httpx.Client(headers=port) as client:  # one client asks again and again
+            assert [client.get(url).text for _ in range(20)] == ["a page"] * 20
 
 
 def background():

@@ -30,6 +30,7 @@ class MicrovmProcess : public ::testing::Test {
       Spec spec;
       spec.limits.memory_bytes = 128ULL << 20;
       spec.limits.disk_bytes = 32ULL << 20;
+      spec.limits.processes = 256;  // servers make one for each connection
       box_ = runtime_->create(spec);
       box_->keep();
       id_ = box_->id();
@@ -301,6 +302,78 @@ TEST_F(MicrovmProcess, WatchesAreLimitedEndWithTheirOwnersAndSayWhyTheyAreOver) 
   const auto other = box_->watch({.path = "/root"});
   box_->pause();
   EXPECT_EQ(end_of(*other), ErrorCode::io);
+}
+
+// Tried until something listens: a server says that it is there a moment before.
+std::shared_ptr<PortConnection> connect(Sandbox& box, int port) {
+  std::shared_ptr<PortConnection> out;
+  EXPECT_TRUE(eventually([&] {
+    try {
+      out = box.connect_port(port);
+    } catch (const Error&) {
+    }
+    return out != nullptr;
+  }));
+  return out;
+}
+
+TEST_F(MicrovmProcess, PortsTakeAndGiveBytesBothWaysWithEachSideWaitingForTheOther) {
+  EXPECT_EQ(code_of([&] { box_->connect_port(8080); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { box_->connect_port(0); }), ErrorCode::exhausted);
+  const auto server = sh("exec nc -ll -p 8080 -e sh -c 'head -c 3000000 | tr x y'");
+  const std::shared_ptr<PortConnection> connection = connect(*box_, 8080);
+  ASSERT_NE(connection, nullptr);
+  const std::string sent(3'000'000, 'x');
+  std::size_t given = 0;
+  for (int i = 0; i < 10; ++i) given += connection->give(sent);
+  EXPECT_LE(given, 1'000'000U);  // what is on its way is bounded, whatever the other side does
+  std::string back;
+  EXPECT_TRUE(eventually([&] {
+    given += connection->give(std::string_view(sent).substr(given));
+    while (const std::optional<std::string> bytes = connection->take()) back += *bytes;
+    return connection->ended();
+  }));
+  EXPECT_EQ(given, sent.size());
+  EXPECT_TRUE(back == std::string(3'000'000, 'y')) << back.size();
+}
+
+TEST_F(MicrovmProcess, ConnectionsEndWhenEitherSideDoesAndAreResetByAPause) {
+  const auto server = sh("nc -ll -p 8081 -e sh -c 'cat; echo over' & nc -ll -p 8082 -e sleep 1000 & wait");
+  const auto half = connect(*box_, 8081);
+  EXPECT_EQ(half->give("abc"), 3U);
+  half->finish();  // only one way: what the other side says to it still comes
+  std::string said;
+  EXPECT_TRUE(eventually([&] {
+    while (const std::optional<std::string> bytes = half->take()) said += *bytes;
+    return half->ended();
+  }));
+  EXPECT_EQ(said, "abcover\n");
+  const auto open = connect(*box_, 8082);
+  ExecRequest look;
+  look.argv = {"sh", "-c", "netstat -tn | grep -c ESTABLISHED"};
+  EXPECT_EQ(box_->exec(look).output, "2\n");  // both ends of one
+  box_->pause();
+  EXPECT_EQ(code_of([&] { open->take(); }), ErrorCode::io);
+  box_->resume();
+  EXPECT_TRUE(eventually([&] { return box_->exec(look).output == "0\n"; }));  // none is left half open inside
+  EXPECT_EQ(connect(*box_, 8081)->give("x"), 1U);                             // and the servers are there again
+}
+
+TEST_F(MicrovmProcess, ConnectionsToPortsAreLimited) {
+  hear(*sh("mkdir -p /root/www; echo page >/root/www/index.html; httpd -p 8083 -h /root/www"));
+  std::vector<std::shared_ptr<PortConnection>> all;
+  for (int i = 0; i < 64; ++i) all.push_back(connect(*box_, 8083));
+  EXPECT_EQ(code_of([&] { box_->connect_port(8083); }), ErrorCode::exhausted);
+  all.resize(1);  // the others are reset, which makes room
+  const auto page = connect(*box_, 8083);
+  ASSERT_NE(page, nullptr);
+  page->give("GET / HTTP/1.0\r\n\r\n");
+  std::string said;
+  EXPECT_TRUE(eventually([&] {
+    while (const std::optional<std::string> bytes = page->take()) said += *bytes;
+    return page->ended();
+  }));
+  EXPECT_NE(said.find("page"), std::string::npos) << said;
 }
 
 TEST_F(MicrovmProcess, FilesAreToldMadeMovedAndRemoved) {

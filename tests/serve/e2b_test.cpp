@@ -9,6 +9,7 @@
 #include "base/base.hpp"
 #include "serve/api_error.hpp"
 #include "serve/e2b/control.hpp"
+#include "serve/e2b/proxy.hpp"
 #include "serve/e2b/text.hpp"
 #include "serve/e2b/watchers.hpp"
 
@@ -200,6 +201,43 @@ TEST(E2bWatch, AsksAndEvents) {
   EXPECT_EQ(change_json(change).dump(), R"({"name":"a/b","type":"EVENT_TYPE_RENAME"})");
   change.entry.emplace().size = 5;
   EXPECT_EQ(change_json(change)["entry"]["size"], "5");
+}
+
+TEST(E2bProxy, RequestsLoseWhatIsMeantForTheServerAndEndTheirConnection) {
+  HttpRequest request{http::verb::post, "/a?b=c", 11};
+  request.set(http::field::host, "8080-v1.example.org");
+  request.set("E2b-Sandbox-Id", "v1");
+  request.set("X-Access-Token", "secret");
+  request.set("X-API-KEY", "secret");
+  request.set(http::field::transfer_encoding, "chunked");
+  request.set(http::field::connection, "keep-alive, Upgrade");  // without a protocol to change to
+  ProxyHead head = forward_request(request);
+  EXPECT_TRUE(head.text.starts_with("POST /a?b=c HTTP/1.1\r\nHost: 8080-v1.example.org\r\n")) << head.text;
+  EXPECT_EQ(head.text.find("secret"), std::string::npos);
+  EXPECT_EQ(head.text.find("Sandbox"), std::string::npos);
+  EXPECT_NE(head.text.find("Connection: close\r\n"), std::string::npos);
+  EXPECT_TRUE(head.text.ends_with("\r\n\r\n"));
+  EXPECT_TRUE(head.chunked && !head.upgrade);
+  request.set(http::field::upgrade, "websocket");
+  head = forward_request(request);
+  EXPECT_TRUE(head.upgrade);
+  EXPECT_NE(head.text.find("Connection: Upgrade\r\n"), std::string::npos);
+}
+
+TEST(E2bProxy, AnswersArePassedOnAtAnyCutAndOnlyHttpIs) {
+  const std::string interim = "HTTP/1.1 100 Continue\r\n\r\n", body = "3\r\nabc\r\n";
+  const std::string answer = "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nX: y\r\n\r\n";
+  for (std::size_t cut = 0; cut < interim.size() + answer.size(); ++cut)
+    EXPECT_FALSE(forward_answer((interim + answer).substr(0, cut), false)) << cut;
+  const auto made = forward_answer(interim + answer + body, false);
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->used, interim.size() + answer.size());
+  EXPECT_EQ(made->head.text, "HTTP/1.1 200 OK\r\nX: y\r\nConnection: close\r\n\r\n");
+  const std::string change = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
+  EXPECT_TRUE(forward_answer(change + "frame", true)->head.upgrade);
+  EXPECT_EQ(code_of([&] { forward_answer(change, false); }), "502");
+  EXPECT_EQ(code_of([&] { forward_answer("SSH-2.0\r\n\r\n", false); }), "502");
+  EXPECT_EQ(code_of([&] { forward_answer(std::string(kMaxAnswerHead + 1, 'x'), false); }), "502");
 }
 
 TEST(E2bEnvd, PathsUsersAndParts) {

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -232,6 +233,8 @@ void Processes::take(const Frame& frame) {
       process.input += frame.payload;
     } else if (frame.type == FrameType::input_end && !process.terminal) {
       process.input_end = true;
+    } else if (frame.type == FrameType::kill && process.socket) {
+      reset(process);
     } else if (frame.type == FrameType::kill) {
       end_session(process.pid);
     } else if (frame.type == FrameType::signal && number > 0 && process.pid > 0) {
@@ -246,13 +249,16 @@ void Processes::forget_streams() {
   for (Process& process : all_) {
     process.heard = false;
     process.input_end = process.input_end || !process.stays;
+    if (process.socket) {
+      reset(process);
+    }
   }
 }
 
 int Processes::add_polls(std::vector<pollfd>& entries) const {
   int patience = -1;
   for (const Process& p : all_) {
-    if (!p.input.empty() && p.in >= 0) {
+    if (p.in >= 0 && (!p.input.empty() || p.connecting != 0)) {
       entries.push_back({p.in, POLLOUT, 0});
     }
     if (p.ended && p.stays) {
@@ -280,6 +286,7 @@ void Processes::reap() {
 
 void Processes::work() {
   for (Process& process : all_) {
+    establish(process);
     feed(process);
     drain(process, process.out, FrameType::output);
     drain(process, process.err, FrameType::error);
@@ -292,6 +299,9 @@ void Processes::work() {
 }
 
 void Processes::feed(Process& process) {
+  if (process.connecting != 0) {
+    return;
+  }
   const ssize_t put = process.input.empty() ? 0 : write(process.in, process.input.data(), process.input.size());
   const bool broken = put < 0 && errno != EAGAIN && errno != EINTR;
   // A reader that went away takes everything: the program must not wait for it.
@@ -303,13 +313,16 @@ void Processes::feed(Process& process) {
     tell(process, FrameType::input_ack, count);
   }
   if (process.input.empty() && process.input_end && process.in >= 0) {
+    if (process.socket) {
+      shutdown(process.in, SHUT_WR);
+    }
     close(process.in);
     process.in = -1;
   }
 }
 
 bool Processes::may_drain(const Process& p) const {
-  return !p.heard || p.ended || (outbox_.has_room() && p.unacknowledged < vm::kOutputWindow);
+  return p.connecting == 0 && (!p.heard || p.ended || (outbox_.has_room() && p.unacknowledged < vm::kOutputWindow));
 }
 
 // Reads a pipe; without a listener, or after the end was reported, what comes is thrown away.
@@ -334,7 +347,7 @@ void Processes::drain(Process& process, int& fd, FrameType type) {
 // The end of a command is told after all that it wrote.
 void Processes::report(Process& process) {
   const bool again = process.ended && process.recalled;
-  if (process.pid != 0 || (process.ended && !again) ||
+  if (process.pid != 0 || (process.socket && process.out >= 0) || (process.ended && !again) ||
       (process.heard && !again && (has_more(process.out) || has_more(process.err)))) {
     return;
   }

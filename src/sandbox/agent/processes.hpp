@@ -35,12 +35,19 @@ struct Process {
   std::size_t unacknowledged = 0;  // bytes of output on their way to the program
   bool stays = false;              // a GuestKind::process: goes on unheard, and its end is remembered
   bool terminal = false;
-  bool watch = false;     // a GuestKind::watch
+  bool watch = false;  // a GuestKind::watch
+  // Not a process but a connection to a port, with a pid of 0; in and out are the same socket.
+  bool socket = false;
+  int connecting = 0;  // to this port, not yet decided
+  bool last_try = false;
   bool recalled = false;  // an ended one was attached to: its end is to be told once more
   pid_t number = 0;       // its pid, also when it was reaped
   time_t ended_at = 0;
   std::string listed;  // its request, for lists
 };
+
+// Ends a connection; the server behind it is told at once that nobody is there any more.
+void reset(Process& process);
 
 class Processes {
  public:
@@ -49,6 +56,7 @@ class Processes {
   void start(std::uint32_t stream, vm::GuestRequest& request, const std::string& encoded);
   void attach(std::uint32_t stream, std::string_view payload);
   void list(std::uint32_t stream);
+  void connect(std::uint32_t stream, std::string_view payload);
   void take(const vm::Frame& frame);  // of a process's stream
   void forget_streams();
   // Around one poll: what to wait for, and for how long (milliseconds; -1 for ever); then everything that is ready.
@@ -65,6 +73,7 @@ class Processes {
   void feed(Process& process);
   void drain(Process& process, int& fd, vm::FrameType type);
   void report(Process& process);
+  void establish(Process& process);
   bool may_drain(const Process& process) const;
   Outbox& outbox_;
   std::list<Process> all_;

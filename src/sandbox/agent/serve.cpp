@@ -85,6 +85,9 @@ class Agent {
       case FrameType::attach:
         processes_.attach(frame.stream, frame.payload);
         return;
+      case FrameType::connect:
+        processes_.connect(frame.stream, frame.payload);
+        return;
       case FrameType::list:
         processes_.list(frame.stream);
         return;

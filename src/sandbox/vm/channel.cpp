@@ -31,6 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kKillPatience = 20s;  // for the agent to report the end of what was killed
 constexpr std::chrono::hours kLongest{24 * 365};
+constexpr std::size_t kMaxRest = 32U << 20;  // bytes that wait for a guest; windows and requests need far less
 
 // One request under way.
 struct Run {
@@ -98,13 +99,16 @@ Link::Link(FileDescriptor socket, FrameReader reader, std::uint32_t agent_versio
     : socket_(std::move(socket)), reader_(std::move(reader)), agent_version_(agent_version) {}
 
 Link::~Link() {
-  if (thread_.joinable()) {  // the channel that made it has closed it, and so ended the thread
-    thread_.detach();
+  for (std::thread* thread : {&thread_, &writer_}) {
+    if (thread->joinable()) {  // the channel that made it has closed it, and so ended the threads
+      thread->detach();
+    }
   }
 }
 
 void Link::start() {
   thread_ = std::thread([self = shared_from_this()] { self->read(); });
+  writer_ = std::thread([self = shared_from_this()] { self->write_rest(); });
 }
 
 bool Link::broken() const {
@@ -121,13 +125,21 @@ void Link::need_agent(std::uint32_t version, const char* what) const {
 }
 
 void Link::close() {
-  shutdown(socket_.get(), SHUT_RDWR);
-  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) {
-    thread_.join();
+  shutdown(socket_.get(), SHUT_RDWR);  // the reader ends, and with it the writer
+  for (std::thread* thread : {&thread_, &writer_}) {
+    if (thread->joinable() && thread->get_id() != std::this_thread::get_id()) {
+      thread->join();
+    }
   }
 }
 
 void Link::drop() {
+  shutdown(socket_.get(), SHUT_RDWR);
+  {
+    const std::lock_guard lock(sending_);
+    ending_ = true;
+    more_.notify_one();
+  }
   std::map<std::uint32_t, std::shared_ptr<Sink>> sinks;
   {
     const std::lock_guard lock(mutex_);
@@ -183,14 +195,50 @@ void Link::forget(std::uint32_t stream) {
 
 void Link::send(std::string_view bytes) {
   const std::lock_guard lock(sending_);
-  while (!bytes.empty()) {
-    const ssize_t put = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  while (!bytes.empty() && !writing_) {
+    const ssize_t put = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0 && errno == EAGAIN) {
+      break;
+    }
     if (put <= 0 && errno != EINTR) {
       const int error = errno;
       shutdown(socket_.get(), SHUT_RDWR);
       fail(ErrorCode::io, "the connection to the guest's agent broke: {}", std::strerror(error));
     }
     bytes.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(put, 0)));
+  }
+  if (bytes.empty()) {
+    return;
+  }
+  if (ending_ || rest_.size() + bytes.size() > kMaxRest) {
+    shutdown(socket_.get(), SHUT_RDWR);
+    fail(ErrorCode::io, "the guest's agent does not take what is sent to it");
+  }
+  rest_ += bytes;
+  writing_ = true;
+  more_.notify_one();
+}
+
+void Link::write_rest() {
+  std::unique_lock lock(sending_);
+  while (true) {
+    more_.wait(lock, [this] { return ending_ || !rest_.empty(); });
+    if (ending_) {
+      return;
+    }
+    std::string part;
+    part.swap(rest_);
+    lock.unlock();
+    for (std::string_view left = part; !left.empty();) {
+      const ssize_t put = ::send(socket_.get(), left.data(), left.size(), MSG_NOSIGNAL);
+      if (put <= 0 && errno != EINTR) {
+        shutdown(socket_.get(), SHUT_RDWR);
+        break;
+      }
+      left.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(put, 0)));
+    }
+    lock.lock();
+    writing_ = !rest_.empty();
   }
 }
 

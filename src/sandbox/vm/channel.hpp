@@ -1,11 +1,13 @@
 // The program's end of the connection to a guest's agent: many requests at once on one connection.
 //
 // A thread reads frames and hands each to the stream that it belongs to; whoever has something to say sends it, whole
-// messages at a time. When the machine ends, is paused or the channel is closed, every stream is told so.
+// messages at a time. A guest that does not take what is sent keeps nobody waiting: another thread sends the rest. When
+// the machine ends, is paused or the channel is closed, every stream is told so.
 #pragma once
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,7 +49,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // Registers a sink under a stream of its own, so that nothing of what `send` brings about is missed.
   std::uint32_t open(const std::shared_ptr<Sink>& sink);
   void forget(std::uint32_t stream);
-  void send(std::string_view bytes);  // all or Error{io}, which breaks the link
+  void send(std::string_view bytes);  // never waits; Error{io} breaks the link: it broke, or the guest takes nothing
   void send_request(std::uint32_t stream, const std::string& body);
   void send_frame(FrameType type, std::uint32_t stream, std::string_view payload = {});
 
@@ -58,6 +60,8 @@ class Link : public std::enable_shared_from_this<Link> {
     std::shared_ptr<ProcessListener> listener;
   };
   Started start_process(const GuestRequest& request, ErrorCode refused = ErrorCode::invalid_argument);
+  // connection.cpp. Throws Error{not_found} when nothing listens there, Error{exhausted} for too many connections.
+  std::shared_ptr<PortConnection> connect_port(int port);
   std::shared_ptr<Process> find_process(int pid);  // attaches when it was started over an earlier connection
   std::vector<ProcessInfo> list_processes();
   void forget_process(int pid, std::uint32_t stream);
@@ -65,13 +69,18 @@ class Link : public std::enable_shared_from_this<Link> {
  private:
   void read();
   void drop();
+  void write_rest();
   void begin(const std::shared_ptr<Process>& process, const std::function<void(std::uint32_t stream)>& say,
              ErrorCode refused);  // process.cpp
   FileDescriptor socket_;
   FrameReader reader_;
   const std::uint32_t agent_version_;
-  std::thread thread_;
-  std::mutex sending_;
+  std::thread thread_, writer_;
+  std::mutex sending_;  // what follows
+  std::condition_variable more_;
+  std::string rest_;      // behind what the writer is at
+  bool writing_ = false;  // there is a rest, or the writer is at it
+  bool ending_ = false;
   mutable std::mutex mutex_;  // what is below
   bool broken_ = false;
   std::uint32_t stream_ = 0;

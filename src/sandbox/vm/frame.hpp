@@ -51,16 +51,22 @@ enum class FrameType : std::uint8_t {
   listing_end,  // its last part
   // program -> agent, since version 1
   resize,  // u32: the size of the stream's terminal, as pack_size makes it
+  // Since version 3. u32 a TCP port of the guest's loopback: the stream becomes a connection to it. `started` or
+  // `failed` follows; input and output are its bytes, input_end closes one way, `exited` says that the other side has
+  // ended, kill resets it, and so does whatever makes the agent forget its streams.
+  connect,
 };
 
 // What an agent can do more than the first ones: an agent stays what it was for as long as its sandbox lives.
-constexpr std::uint32_t kAgentTerminals = 1, kAgentWatches = 2;
-constexpr std::uint32_t kAgentVersion = kAgentWatches;
+constexpr std::uint32_t kAgentTerminals = 1, kAgentWatches = 2, kAgentPorts = 3;
+constexpr std::uint32_t kAgentVersion = kAgentPorts;
 
 // Rows and columns of a terminal, in a frame `resize` and in GuestRequest::mode.
 constexpr std::uint32_t pack_size(std::uint16_t rows, std::uint16_t columns) {
   return std::uint32_t{rows} << 16 | columns;
 }
+
+constexpr const char* kPortClosed = "nothing listens on this port";  // of `failed`
 
 struct Frame {
   FrameType type{};

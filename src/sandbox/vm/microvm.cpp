@@ -116,6 +116,12 @@ class MicrovmSandbox : public Sandbox {
     return vm::start_watch(*link, request);
   }
 
+  std::shared_ptr<PortConnection> connect_port(int port) override {
+    const std::shared_ptr<vm::Link> link = store_->link(id_);
+    link->need_agent(vm::kAgentPorts, "way to its ports");
+    return link->connect_port(port);
+  }
+
   void freeze() override {
     if (!frozen_) {
       store_->set_frozen(id_, true);

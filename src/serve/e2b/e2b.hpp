@@ -6,6 +6,7 @@
 //
 //   server.cpp     which request goes where, who is let in
 //   streams.cpp    processes and watched folders as streams      watchers.cpp   folders that clients ask about
+//   ports.cpp      HTTP and WebSocket to ports of sandboxes      proxy.cpp      what is changed on the way
 //   control.cpp    the control plane           sandboxes.cpp  the sandboxes behind it, their time-outs
 //   envd_*.cpp     files and processes         connect.cpp    the protocol that they speak
 //   record.cpp     records on disk, lists      text.cpp       encodings

@@ -74,11 +74,12 @@ Target target_of(const HttpRequest& request) {
 
 void Server::admit(const HttpRequest& header) {
   const Target target = target_of(header);
-  if (path_of(header) == "/health") return;
+  if (path_of(header) == "/health" && !is_port(target)) return;
   if (!target.sandbox.empty()) {
     const auto record = sandboxes_->find(target.sandbox);
     if (!record) throw ApiError(502, "", "the sandbox was not found: there is none with this id", target.sandbox);
-    if (!record->token.empty() && !same_secret(header_of(header, "X-Access-Token"), record->token))
+    if (target.port < 0) throw ApiError(400, "", "E2b-Sandbox-Port: expected 1 to 65535");
+    if (!is_port(target) && !record->token.empty() && !same_secret(header_of(header, "X-Access-Token"), record->token))
       throw ApiError(401, "", "X-Access-Token: expected the token that the sandbox was made with");
     return;
   }
@@ -96,6 +97,7 @@ Reply Server::refusal(const ApiError& error) {
   const int status = error.code() == "unsupported_parameter" ? 501 : error.status();
   Json out{{"code", status}, {"message", error.what()}};
   if (status == 502) out["sandboxId"] = error.param();
+  if (status == 502 && positive_number(error.code()) > 0) out["port"] = positive_number(error.code());
   return {status, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
 
@@ -142,10 +144,6 @@ Reply Server::answer_envd(sandbox::Sandbox& box, const Request& request) {
 
 // What goes wrong inside a sandbox, in the form of who asked: the protocol's for calls, HTTP's for files.
 Reply Server::answer_inside(const Target& target, const Request& request) {
-  if (target.port != kEnvdPort)
-    throw ApiError(
-        501, "",
-        fmt::format("port {}: ports of sandboxes other than {} are not reachable here", target.port, kEnvdPort));
   Reply reply;
   try {
     sandboxes_->use(target.sandbox,

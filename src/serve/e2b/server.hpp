@@ -1,7 +1,8 @@
 // The server of the E2B API: which request goes where, who is let in. Private to serve/e2b. Include from .cpp files
 // only.
 //
-//   server.cpp   routes     streams.cpp  processes and watched folders as streams     watchers.cpp  folders asked about
+//   server.cpp   routes                          streams.cpp   processes and watched folders as streams
+//   ports.cpp    a way to ports of sandboxes     watchers.cpp  folders that clients ask about
 #pragma once
 
 #include <atomic>
@@ -36,6 +37,9 @@ struct Target {
   int port = kEnvdPort;
 };
 Target target_of(const HttpRequest& request);
+inline bool is_port(const Target& target) {
+  return !target.sandbox.empty() && target.port != kEnvdPort;
+}
 
 class Server : public HttpHandler {
  public:
@@ -45,6 +49,8 @@ class Server : public HttpHandler {
         sandboxes_(std::move(sandboxes)) {}
   void admit(const HttpRequest& header) override;
   asio::awaitable<bool> answer(Stream& stream, const HttpRequest& request) override;
+  bool takes_over(const HttpRequest& header) override { return is_port(target_of(header)); }
+  asio::awaitable<void> take_over(Stream& stream, beast::flat_buffer& read, HttpParser& parser) override;
   Reply refusal(const ApiError& error) override;
   void begin(asio::io_context& io) override;
   void end() override;
@@ -76,6 +82,7 @@ class Server : public HttpHandler {
   void open_events(Work& work, const std::string& path);
   asio::awaitable<void> end_process(Work& work);
   asio::awaitable<void> mind(std::unique_ptr<Work> work);
+  std::shared_ptr<sandbox::PortConnection> connect_port(const Target& target);  // on the pool
   static std::optional<RpcError> add_events(Work& work, std::string& text);
   asio::awaitable<void> pump(Work& work);
   asio::awaitable<void> produce(Work& work);
