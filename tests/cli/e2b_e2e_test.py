@@ -208,6 +208,20 @@ class E2b(Case):
         response, body = self.server.ask("POST", f"/files?path={path}", content, sandbox=box, headers={"Content-Type": "application/octet-stream"})
         self.assertEqual(response.status, 200, body)
 
+    def test_clients_that_go_at_the_moment_of_their_time_out_harm_nobody(self):
+        box = self.create()
+        message = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["100"]}, "stdin": False}).encode()
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        for i in range(150):
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
+                connection.sendall((f"POST /process.Process/Start HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box['sandboxID']}\r\nX-Access-Token: "
+                                    f"{box['envdAccessToken']}\r\nConnect-Timeout-Ms: 40\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body)  # fmt: skip
+                self.assertTrue(connection.recv(4096))
+                time.sleep(0.02 + i % 30 / 1000)
+        self.assertIsNone(self.server.process.poll(), "the server has ended")
+        left = lambda: self.server.ask("POST", "/process.Process/List", {}, sandbox=box)[1]["processes"]  # noqa: E731
+        self.eventually(left, "processes outlive their time-out", 30)
+
     def test_ports_answer_http_by_header_and_by_host(self):
         box = self.create()
         large = bytes(range(256)) * 12_000

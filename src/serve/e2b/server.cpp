@@ -2,6 +2,7 @@
 #include "serve/e2b/server.hpp"
 
 #include <algorithm>
+#include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -107,7 +108,10 @@ asio::awaitable<void> Server::on_pool(std::function<void()> act) {
     what();
     co_return;
   };
-  co_await asio::co_spawn(pool_, run(std::move(act)), use_awaitable);
+  // Without the caller's cancellation: a coroutine that ends on the pool while it is cancelled takes the program with
+  // it.
+  co_await asio::co_spawn(pool_, run(std::move(act)),
+                          asio::bind_cancellation_slot(asio::cancellation_slot(), use_awaitable));
 }
 
 asio::awaitable<void> Server::watch_times() {

@@ -103,8 +103,8 @@ asio::awaitable<void> Server::pump(Work& work) {
       co_return;
     }
     if (work.deadline && Clock::now() >= *work.deadline) {
-      work.over = true;
       if (work.started_here) co_await end_process(work);
+      work.over = true;  // only now: a client that goes before leaves the process to mind()
       const RpcError late("deadline_exceeded", "the time-out of the request has passed");
       co_await end_stream(work, &late);
       co_return;

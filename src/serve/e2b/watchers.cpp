@@ -47,7 +47,7 @@ std::string Watchers::create(sandbox::Sandbox& box, const Json& message, bool ro
   const auto watcher = std::make_shared<Watcher>();
   watcher->sandbox = box.id();
   watcher->watch = box.watch(parse_watch(message, root));
-  const std::string id = "w" + random_hex(12);
+  std::string id = "w" + random_hex(12);
   const std::lock_guard lock(mutex_);
   std::erase_if(all_, [](const auto& one) { return one.second->watch->over(); });
   const auto mine = [&](const auto& one) { return one.second->sandbox == box.id(); };
