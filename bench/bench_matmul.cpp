@@ -168,7 +168,7 @@ std::vector<Measurement> contract_cost(std::int64_t rows, int threads) {
   std::vector<std::function<void()>> candidates{
       [&] { matmul(w, x.data(), kSize, rows, y.data(), kSize, Output::store, team); }};
   for (const auto& split : machine->split_bf16) {
-    if (rows % split.rows != 0) continue;
+    if (split.run == nullptr || rows % split.rows != 0) continue;
     candidates.emplace_back([&, run = split.run] {
       team.parallel(panel_count(kSize), 24, [&](std::int64_t begin, std::int64_t end) { run(job, rows, begin, end); });
     });

@@ -116,9 +116,10 @@ constexpr Peak::Split shape{R, &split<R, P, C>};
 }  // namespace tidelock::bench::TIDELOCK_ISA_NAMESPACE
 
 // Further arguments: shape<rows, panels, chains>.
+// constinit: code that ran before main() would run on processors without these instructions, too.
 #define TIDELOCK_PEAK(name, ...)                                                                               \
-  const Peak name {                                                                                            \
+  constinit const Peak name {                                                                                  \
     &TIDELOCK_ISA_NAMESPACE::fma_peak, &TIDELOCK_ISA_NAMESPACE::dot_peak, &TIDELOCK_ISA_NAMESPACE::read_all, { \
-      __VA_ARGS__                                                                                              \
+      { __VA_ARGS__ }                                                                                          \
     }                                                                                                          \
   }

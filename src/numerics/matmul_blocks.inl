@@ -25,8 +25,9 @@ inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};
 inline constexpr int kBlockPanels = 3;
 inline constexpr int kFewRows = 8;
 #elif defined(__AVX2__)
-inline constexpr std::array<int, 4> kTileRows{6, 3, 2, 1};
+inline constexpr std::array<int, 3> kTileRows{4, 2, 1};
 inline constexpr int kBlockPanels = 1;
+inline constexpr int kFewRows = 2;
 #else
 inline constexpr std::array<int, 1> kTileRows{1};
 inline constexpr int kBlockPanels = 1;
@@ -56,6 +57,12 @@ inline V16 load_bytes(const std::byte* from) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return {_mm512_cvtepi32_ps(std::is_signed_v<Byte> ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes))};
+#elif defined(__AVX2__)
+  const auto half = [](const std::byte* at) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+    return _mm256_cvtepi32_ps(std::is_signed_v<Byte> ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+  };
+  return {half(from), half(from + 8)};
 #else
   alignas(64) float x[16];
   for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<Byte>(from[i]));
@@ -69,6 +76,13 @@ inline V16 load_exponents(const std::byte* from) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   const __m512i e = _mm512_subs_epu16(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(1));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+#elif defined(__AVX2__)
+  const auto half = [](const std::byte* at) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+    const __m256i e = _mm256_subs_epu16(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(1));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+  };
+  return {half(from), half(from + 8)};
 #else
   alignas(64) float x[16];
   for (int i = 0; i < 16; ++i) {
@@ -136,14 +150,49 @@ TIDELOCK_INLINE __m512i unpack_step(const std::byte* group) {
   }
   return low;
 }
+TIDELOCK_INLINE void store_step(std::uint8_t* to, __m512i codes) {
+  _mm512_storeu_si512(to, codes);
+}
+#elif defined(__AVX2__)
+// As above, of half the outputs.
+template <Format F, int kStep>
+TIDELOCK_INLINE __m256i unpack_half(const std::byte* group) {
+  const auto load = [](const std::byte* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); };
+  if constexpr (code_bits(F) == 8) return load(group + kStep * 64);
+  const __m256i v = load(group + kStep / 2 * 64);
+  const __m256i low = _mm256_and_si256(kStep % 2 == 0 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
+  if constexpr (F == Format::mxfp4) {
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kE2m1Codes.data()));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low);
+  }
+  if constexpr (code_bits(F) == 5) {
+    const __m256i h = load(group + 256);
+    constexpr int kUp = kStep < 4 ? 4 - kStep : 0, kDown = kStep > 4 ? kStep - 4 : 0;
+    const __m256i moved = kDown == 0 ? _mm256_slli_epi16(h, kUp) : _mm256_srli_epi16(h, kDown);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
+  }
+  if constexpr (code_bits(F) == 6) {
+    const __m256i h = load(group + 256 + kStep / 4 * 64);
+    constexpr int kPair = kStep % 4;
+    const __m256i moved = kPair <= 2 ? _mm256_slli_epi16(h, kPair <= 2 ? 4 - 2 * kPair : 0) : _mm256_srli_epi16(h, 2);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+  }
+  return low;
+}
+template <Format F, int kStep>
+TIDELOCK_INLINE Codes unpack_step(const std::byte* group) {
+  return {unpack_half<F, kStep>(group), unpack_half<F, kStep>(group + 32)};
+}
+TIDELOCK_INLINE void store_step(std::uint8_t* to, Codes codes) {
+  store_codes(to, codes);
+}
 #endif
 
 // A packed group of 32 k as [8][64] bytes.
 template <Format F>
 void unpack_group(const std::byte* group, std::uint8_t* to) {
-#if defined(__AVX512F__)
-  repeat<kSteps>([&](auto t)
-                     __attribute__((always_inline)) { _mm512_storeu_si512(to + t * 64, unpack_step<F, t>(group)); });
+#if defined(__AVX2__)
+  repeat<kSteps>([&](auto t) __attribute__((always_inline)) { store_step(to + t * 64, unpack_step<F, t>(group)); });
 #else
   const auto* g = reinterpret_cast<const std::uint8_t*>(group);
   for (int t = 0; t < kSteps; ++t) {
@@ -162,10 +211,24 @@ void unpack_group(const std::byte* group, std::uint8_t* to) {
 #endif
 }
 
+// The upper halves of a group of bytes (kHalves) lie this far behind the lower ones.
+inline constexpr int kUpper = kSteps * 64;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline void split_group(const std::byte* group, std::uint8_t* to) {
+  for (int i = 0; i < kUpper; i += 64) {
+    const Halves halves = split(load_codes(reinterpret_cast<const std::uint8_t*>(group) + i));
+    store_codes(to + i, halves.lower);
+    store_codes(to + kUpper + i, halves.upper);
+  }
+}
+#else
+inline void split_group(const std::byte*, std::uint8_t*) {}
+#endif
+
 inline constexpr std::int64_t kAccStride = kBlockPanels * kPanel;
 
 struct BlockScratch {
-  alignas(64) std::array<std::uint8_t, kBlockPanels * kChunk * kPanel> codes;
+  alignas(64) std::array<std::uint8_t, kBlockPanels * kChunk * kPanel*(kHalves ? 2 : 1)> codes;
   alignas(64) std::array<float, kBlockPanels * kMaxSubBlocks * kPanel> scales, mins;
   alignas(64) std::array<float, kRowGroup * kBlockPanels * kPanel> acc, total;
 };
@@ -197,9 +260,36 @@ struct Tile {
   float* acc;                  // rows are kAccStride apart
 };
 
-// Tiles over unpacked codes: what they depend on of a format is the length of a sub-block and whether it has a minimum.
-template <std::int64_t kSub, bool kMin>
+// The largest code, where sums depend on it; else formats share their tiles.
+template <Format F>
+inline constexpr int kLargestCode = !kHalves             ? 0
+                                    : F == Format::mxfp4 ? 24
+                                                         : (1 << code_bits(F)) - 1;
+template <Format F>
+inline constexpr bool kInHalves = kHalves&& code_bits(F) == 8;
+
+// Tiles over unpacked codes: what they depend on of a format is the length of a sub-block, whether it has a minimum,
+// and kLargestCode.
+template <std::int64_t kSub, bool kMin, int kLargest>
 struct Tiles {
+  template <int R, int P>
+  static TIDELOCK_INLINE void add(Dots<R, P>& dots, const Tile& t, std::int64_t b) {
+    const std::int8_t* q = t.q + b * kSub;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const std::uint8_t* codes = t.codes + b * kSub * kPanel * (kLargest == 255 ? 2 : 1);
+    add_dots<kLargest, kSub / 4>(
+        dots, q, t.in, [&](auto step) __attribute__((always_inline)) {
+          if constexpr (kLargest == 255) {
+            return Halves{load_codes(codes + step * 64), load_codes(codes + kUpper + step * 64)};
+          } else {
+            return load_codes(codes + step * 64);
+          }
+        });
+#else
+    add_dots(dots, q, t.in, t.codes + b * kSub * kPanel, t.codes_stride, static_cast<int>(kSub / 4));
+#endif
+  }
+
   template <int R, int P>
   static void run(const Tile& t) {
     constexpr std::int64_t kSubsPerInput = kInputBlock / kSub;
@@ -209,16 +299,7 @@ struct Tiles {
         const std::int32_t start = -t.code_offset * input_sum<kSub>(t.sums + r * (t.in / 16), t.first + b);
         repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = set1_int(start); });
       });
-      for (int step = 0; step < kSub / 4; ++step) {
-        Codes w[P];
-        repeat<P>([&](auto p) __attribute__((always_inline)) {
-          w[p] = load_codes(t.codes + p * t.codes_stride + b * kSub * kPanel + step * 64);
-        });
-        repeat<R>([&](auto r) __attribute__((always_inline)) {
-          const Four x = load_four(t.q + r * t.in + b * kSub + step * 4);
-          repeat<P>([&](auto p) __attribute__((always_inline)) { dots.v[r][p] = dot(w[p], x, dots.v[r][p]); });
-        });
-      }
+      add(dots, t, b);
       repeat<R>([&](auto r) __attribute__((always_inline)) {
         const float d = t.d[r * (t.in / kInputBlock) + (t.first + b) / kSubsPerInput];
         const std::int32_t sum = kMin ? input_sum<kSub>(t.sums + r * (t.in / 16), t.first + b) : 0;
@@ -259,6 +340,9 @@ struct Block {
         for (std::int64_t g = 0; g < count / 32; ++g)
           unpack_group<F>(from + codes_offset(F, count) + g * kGroupBytes,
                           s.codes.data() + (p * kChunk + g * 32) * kPanel);
+      if constexpr (kInHalves<F>)
+        for (std::int64_t g = 0; g < count / 32; ++g)
+          split_group(from + codes_offset(F, count) + g * kGroupBytes, s.codes.data() + g * 2 * kUpper);
       const Shared shared = load_shared<F>(from);
       for (std::int64_t b = 0; b < count / kSub; ++b) {
         store(s.scales.data() + (p * kMaxSubBlocks + b) * kPanel, load_scale<F>(shared, from, b));
@@ -267,14 +351,14 @@ struct Block {
     }
   }
 
-  // Where the bytes of a chunk's codes are: eight bits are used where they lie.
+  // Where the bytes of a chunk's codes are: eight bits that are not split are used where they lie.
   struct Unpacked {
     const std::uint8_t* first;
     std::int64_t stride;  // from panel to panel
   };
   static Unpacked unpacked(const MatmulJob& job, std::int64_t panel, std::int64_t chunk, std::int64_t count,
                            const BlockScratch& s) {
-    if constexpr (code_bits(F) != 8) return {s.codes.data(), kChunk * kPanel};
+    if constexpr (code_bits(F) != 8 || kInHalves<F>) return {s.codes.data(), kChunk * kPanel};
     const std::size_t stride = panel_bytes(F, job.in);
     const std::byte* from = job.w + static_cast<std::size_t>(panel) * stride +
                             static_cast<std::size_t>(chunk) * chunk_bytes(F, kChunk) + codes_offset(F, count);
@@ -313,10 +397,10 @@ struct Block {
         for (std::int64_t r = 0; r < rows; r += kTileRows[kind]) {
           while (kTileRows[kind] > rows - r) ++kind;
           const std::int64_t first_row = row + r;
-          Tiles<kSub, kMin>::kFunctions[kind][panels - 1](
+          Tiles<kSub, kMin, kLargestCode<F>>::kFunctions[kind][panels - 1](
               {job.quantized.q + first_row * job.in + k, job.in, job.quantized.d + first_row * (job.in / kInputBlock),
                job.quantized.sums + first_row * (job.in / 16), k / kSub, (stop - k) / kSub, code_offset(F),
-               codes.first + (k - k0) * kPanel, codes.stride, s.scales.data() + at * kPanel,
+               codes.first + (k - k0) * kPanel * (kInHalves<F> ? 2 : 1), codes.stride, s.scales.data() + at * kPanel,
                s.mins.data() + at * kPanel, s.acc.data() + r * kAccStride});
         }
         if (job.segments > 1 && stop % segment == 0) close_segment(s, rows, stop == segment);
@@ -326,11 +410,22 @@ struct Block {
     write(job, job.segments > 1 ? s.total.data() : s.acc.data(), kAccStride, row, rows, panel, panels);
   }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   // The dot products of one group of 32 k (one sub-block, or two), codes unpacked in registers.
   template <int R, int kFirstStep>
   static TIDELOCK_INLINE void group_dots(Dots<R, 1>& dots, const std::int8_t* q, std::int64_t in,
                                          const std::byte* group) {
+#if !defined(__AVX512F__)
+    add_dots<kLargestCode<F>, kSubSteps>(
+        dots, q + kFirstStep * 4, in, [&](auto step) __attribute__((always_inline)) {
+          const Codes codes = unpack_step<F, kFirstStep + step>(group);
+          if constexpr (kInHalves<F>) {
+            return split(codes);
+          } else {
+            return codes;
+          }
+        });
+#else
     repeat<kSubSteps>([&](auto i) __attribute__((always_inline)) {
       constexpr int kStep = kFirstStep + i;
       const Codes w{unpack_step<F, kStep>(group)};
@@ -338,6 +433,7 @@ struct Block {
         dots.v[r][0] = dot(w, load_four(q + r * in + kStep * 4), dots.v[r][0]);
       });
     });
+#endif
   }
 
   // R rows of one panel. Panels one after the other are one stream of memory, which the processor sees coming; several
@@ -398,7 +494,7 @@ struct Block {
 
   static void run(const MatmulJob& job, std::int64_t row0, std::int64_t row1, std::int64_t panel0,
                   std::int64_t panel1) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     if (row1 - row0 <= kFewRows) {
       for (std::int64_t panel = panel0; panel < panel1; ++panel) kFew[row1 - row0 - 1](job, row0, panel);
       return;

@@ -1,5 +1,5 @@
 #include "numerics/matmul_blocks.inl"
 
 namespace tidelock::numerics {
-const QuantKernels kQuantScalar{&TIDELOCK_ISA_NAMESPACE::run_blocks, &TIDELOCK_ISA_NAMESPACE::quantize_rows};
+constinit const QuantKernels kQuantScalar{&TIDELOCK_ISA_NAMESPACE::run_blocks, &TIDELOCK_ISA_NAMESPACE::quantize_rows};
 }  // namespace tidelock::numerics

@@ -1,5 +1,5 @@
 #include "numerics/matmul_kernels.inl"
 
 namespace tidelock::numerics {
-const DenseKernels kMatmulScalar = TIDELOCK_ISA_NAMESPACE::kDenseKernels;
+constinit const DenseKernels kMatmulScalar = TIDELOCK_ISA_NAMESPACE::kDenseKernels;
 }  // namespace tidelock::numerics
