@@ -6,9 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=(build-essential cmake ninja-build ccache libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
   libgtest-dev librapidcheck-dev libdnnl-dev libssl-dev libseccomp-dev libicu-dev libboost1.81-dev libxxhash-dev liburing-dev busybox-static
-  qemu-system-x86 e2fsprogs)
-[[ "${1:-}" == "--test" ]] && packages+=(qemu-utils clang clang-tidy clang-format libclang-rt-14-dev python3 python3-numpy python3-torch libopenblas0-pthread tmux)
-[[ "${1:-}" == "--test" ]] && packages+=(python3-venv)
+  qemu-system-x86 e2fsprogs python3 python3-venv)
+[[ "${1:-}" == "--test" ]] && packages+=(qemu-utils clang clang-tidy clang-format libclang-rt-14-dev python3-jsonschema python3-numpy python3-torch libopenblas0-pthread tmux)
 [[ "${1:-}" == "--test" ]] && ! command -v npm >/dev/null && packages+=(nodejs npm)
 [[ "${1:-}" == "--test" ]] && ! command -v git >/dev/null && packages+=(git)
 
@@ -43,4 +42,5 @@ if ! compgen -G "$kernel/boot/vmlinuz-*cloud*" >/dev/null && ! compgen -G "/boot
   cp -r "$unpacked/root/boot" "$unpacked/root/lib" "$kernel/"
 fi
 
+tools/fetch_xgrammar.sh
 [[ "${1:-}" != "--test" ]] || { tools/clients.sh && tools/fetch_llama.sh; }

@@ -77,7 +77,10 @@ void Engine::Impl::run(Shard& shard, Team& inner) {
 
 Event Engine::Impl::sample_next(Sequence& s, const float* logits) {
   const std::int64_t vocab = model.config().vocab;
-  const std::int32_t token = sample(logits, vocab, s.params, static_cast<std::uint64_t>(s.sampled));
+  const auto& constraint = s.params.constraint;
+  const std::int32_t token = sample(logits, vocab, s.params, static_cast<std::uint64_t>(s.sampled),
+                                    constraint ? constraint->allowed() : std::span<const std::uint32_t>{});
+  if (constraint) constraint->accept(token);
   const float logprob = model::token_logprob(logits, vocab, token);
   s.tokens.push_back(token);
   ++s.sampled;

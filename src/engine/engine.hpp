@@ -20,6 +20,18 @@
 
 namespace tidelock::engine {
 
+// Which tokens a sequence may say. One sequence's own, called between its tokens, on the thread that steps the engine.
+// Neither call may throw: a step is everybody's.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  // Bit i % 32 of word i / 32: whether token i may come next; at least one may. Empty: every token may. Valid until the
+  // next call.
+  virtual std::span<const std::uint32_t> allowed() = 0;
+  // Told of every token that came.
+  virtual void accept(std::int32_t token) = 0;
+};
+
 struct SamplingParams {
   float temperature = 1;  // 0: greedy (ties to the lower id)
   float top_p = 1;        // smallest set of most likely tokens with at least this probability
@@ -28,13 +40,16 @@ struct SamplingParams {
   std::int64_t max_tokens = 256;          // sampled tokens in the sequence's whole life
   std::vector<std::int32_t> stop_tokens;  // ends a turn; the token itself is part of the sequence
   int top_logprobs = 0;                   // how many of the most likely tokens to report with each sampled one
+  std::shared_ptr<TokenConstraint> constraint = nullptr;  // applied first; not shared by two sequences
 };
 // Throws Error{invalid_argument} naming the parameter.
 void check(const SamplingParams& params);
 
 // The next token. `counter` numbers the draws of one sequence: the same (logits, params, counter) gives the same token.
-// The set is cut by top_k, then by top_p, on probabilities after temperature; ties by lower id.
-std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter);
+// The set is cut by `allowed` (see TokenConstraint), by top_k, then by top_p, on probabilities after temperature; ties
+// by lower id.
+std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter,
+                    std::span<const std::uint32_t> allowed = {});
 
 enum class Status {
   prefill,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/base.hpp"
@@ -30,6 +31,14 @@ std::int32_t draw(std::span<const Candidate> candidates, double total, float uni
   return candidates.front().token;
 }
 
+// The logits of the tokens that are allowed; no others can be drawn, as their weight is 0.
+std::vector<float> only(const float* logits, std::int64_t vocab, std::span<const std::uint32_t> allowed) {
+  std::vector<float> left(static_cast<std::size_t>(vocab), -std::numeric_limits<float>::infinity());
+  for (std::size_t i = 0; i < left.size(); ++i)
+    if ((allowed[i / 32] >> (i % 32) & 1U) != 0) left[i] = logits[i];
+  return left;
+}
+
 double total_weight(std::span<const Candidate> candidates) {
   return std::accumulate(candidates.begin(), candidates.end(), 0.0,
                          [](double sum, const Candidate& c) { return sum + c.weight; });
@@ -47,7 +56,13 @@ void check(const SamplingParams& p) {
   if (p.max_tokens < 1) fail(ErrorCode::invalid_argument, "max_tokens {}: expected 1 or more", p.max_tokens);
 }
 
-std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter) {
+std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter,
+                    std::span<const std::uint32_t> allowed) {
+  std::vector<float> left;
+  if (!allowed.empty()) {
+    left = only(logits, vocab, allowed);
+    logits = left.data();
+  }
   if (params.temperature == 0) return argmax(logits, vocab);
   const float top = *std::max_element(logits, logits + vocab);
   const float inverse = 1.0F / params.temperature;

@@ -18,7 +18,7 @@ namespace tidelock::numerics::TIDELOCK_ISA_NAMESPACE {
 // time. Under the sanitizers tiles are small: they take minutes to compile there, and their shape changes no bit.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr std::array<int, 2> kTileRows{2, 1};
-inline constexpr int kBlockPanels = 2;
+inline constexpr int kBlockPanels = kHalves ? 1 : 2;
 inline constexpr int kFewRows = 2;
 #elif defined(__AVX512F__)
 inline constexpr std::array<int, 4> kTileRows{8, 4, 2, 1};

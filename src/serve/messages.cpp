@@ -1,6 +1,9 @@
 #include "serve/messages.hpp"
 
 #include <algorithm>
+#include <array>
+
+#include "serve/schema_check.hpp"
 
 namespace tidelock::serve {
 namespace {
@@ -130,6 +133,31 @@ void read_effort(Fields& fields, model::ChatOptions& options, const RequestConte
   options.thinking_effort = options.thinking ? effort : "";
 }
 
+AnswerFormat read_format(Fields& fields, std::string_view body) {
+  AnswerFormat format;
+  const Json* value = fields.find("response_format");
+  if (value == nullptr) return format;
+  Fields outer(*value, "response_format");
+  const auto type = outer.choice("type", {"text", "json_object", "json_schema"});
+  if (!type) outer.require("type");
+  if (*type == "json_object") format.kind = AnswerFormat::Kind::json_object;
+  if (*type == "json_schema") {
+    format.kind = AnswerFormat::Kind::json_schema;
+    Fields inner(outer.require("json_schema"), outer.path_of("json_schema"));
+    inner.require_text("name");
+    inner.text("description");
+    inner.flag("strict");  // answers are held to the schema either way
+    inner.require("schema");
+    // Properties come in the order in which the client wrote them.
+    format.schema =
+        checked_schema(nlohmann::ordered_json::parse(body).at("response_format").at("json_schema").at("schema"),
+                       inner.path_of("schema"));
+    inner.finish();
+  }
+  outer.finish();
+  return format;
+}
+
 }  // namespace
 
 ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const RequestContext& context) {
@@ -142,10 +170,11 @@ ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const Request
   read_tool_choice(fields, tools, prompt.options, context);
   read_effort(fields, prompt.options, context);
   fields.only("parallel_tool_calls", true, "the model decides how many calls it makes");
-  if (const Json* format = fields.find("response_format"); format != nullptr) {
-    Fields inner(*format, "response_format");
-    inner.only("type", "text", "answers are not held to a format");
-    inner.finish();
+  prompt.format = read_format(fields, body);
+  if (model::chat_protocol(context.tokenizer) == model::ChatProtocol::k3) {  // K2 has no words for it
+    constexpr std::array names{"text", "json_object", "json_schema"};
+    prompt.options.response_format = names[static_cast<std::size_t>(prompt.format.kind)];
+    prompt.options.response_schema = prompt.format.schema;
   }
   prompt.tools = std::move(tools.specs);
   return prompt;

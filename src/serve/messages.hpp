@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "serve/answer_format.hpp"
 #include "serve/fields.hpp"
 #include "serve/request.hpp"
 
@@ -14,10 +15,11 @@ struct ChatPrompt {
   std::vector<model::Message> messages;
   std::vector<model::ToolSpec> tools;
   model::ChatOptions options;
+  AnswerFormat format;
 };
 
-// Reads messages, tools, tool_choice, reasoning_effort and response_format. `body` is the text of `fields`: tools keep
-// their keys' order.
+// Reads messages, tools, tool_choice, reasoning_effort and response_format. `body` is the text of `fields`: tools and
+// schemas keep their keys' order.
 ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const RequestContext& context);
 
 }  // namespace tidelock::serve

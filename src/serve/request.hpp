@@ -2,6 +2,7 @@
 // serve/.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "model/chat.hpp"
 #include "model/tokenizer.hpp"
 #include "serve/adapters.hpp"
+#include "serve/answer_format.hpp"
 
 namespace tidelock::serve {
 
@@ -22,6 +24,7 @@ struct RequestContext {
   std::vector<std::int32_t> end_tokens = {};  // of the model
   std::string reasoning_effort = "none";      // of chats that do not say one
   std::size_t max_choices = 16;               // n at most
+  std::shared_ptr<AnswerGrammars> grammars = std::make_shared<AnswerGrammars>(tokenizer);
 };
 
 struct GenerateRequest {

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -13,9 +14,28 @@ import threading
 import time
 import unittest
 
+import jsonschema
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from harness import NANO, ROOT, VOCAB  # noqa: E402
 from serve_harness import QUESTION, ServeCase, events  # noqa: E402
+
+
+def random_schema(depth):
+    kinds = ["integer", "string", "enum", "boolean", "null", "pattern"] + (["array", "object", "object", "anyOf"] if depth else [])
+    kind = random.choice(kinds)
+    low = random.randint(-50, 50)
+    short = {"type": "string", "minLength": random.randint(0, 2), "maxLength": random.randint(2, 6)}
+    if kind == "array":
+        return {"type": "array", "items": random_schema(depth - 1), "minItems": random.randint(0, 2), "maxItems": random.randint(2, 3)}
+    if kind == "object":
+        names = random.sample(["a", "long name", "z", "\u00e9", 'q"uote', "n/p"], random.randint(1, 4))
+        return {"type": "object", "properties": {name: random_schema(depth - 1) for name in names}, "additionalProperties": False,
+                "required": random.sample(names, random.randint(0, len(names)))}  # fmt: skip
+    return {"integer": {"type": "integer", "minimum": low, "maximum": low + random.randint(0, 500)}, "string": short,
+            "enum": {"enum": random.sample([1, -2.5, "x", "\u00fc\n", None, True, [1], {"k": "v"}], 3)}, "boolean": {"type": "boolean"},
+            "null": {"type": "null"}, "pattern": {"type": "string", "pattern": "^[a-f]{2}-[0-9]{1,3}(x|yz)?$"},
+            "anyOf": {"anyOf": [random_schema(depth - 1) if depth else short, {"type": "null"}]}}[kind]  # fmt: skip
 
 
 class Api(ServeCase):
@@ -111,6 +131,62 @@ class Api(ServeCase):
             said = "".join(c["choices"][0]["text"] for c in events(answer)) if stream else answer["choices"][0]["text"]
             self.assertEqual(said, text[: text.index(stop)])
         self.eventually(lambda: server.metric("tidelock_sequences_running") != 0, "a stopped sequence still runs")
+
+    def test_answers_are_held_to_a_schema(self):
+        """Random schemas; the judge is Debian's python3-jsonschema, which knows nothing of how they are made into grammars."""
+        server = self.serve()
+        random.seed(5)
+        held = free = 0
+        for seed in range(60):
+            schema = random_schema(3)
+            form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+            fields = {"seed": seed, "temperature": 1.5, "max_tokens": 2000, "reasoning_effort": ["none", "low"][seed % 2]}
+            _, body = server.chat(**fields, response_format=form)
+            self.assertIn("choices", body, body)
+            if body["choices"][0]["finish_reason"] != "stop":
+                continue  # it went on for too long
+            self.assertNotIn("malformed", body["choices"][0])
+            jsonschema.validate(json.loads(body["choices"][0]["message"]["content"]), schema)
+            held += 1
+            content = server.chat(**fields)[1]["choices"][0]["message"]["content"]
+            try:
+                jsonschema.validate(json.loads(content or ""), schema)
+                free += 1
+            except (ValueError, jsonschema.ValidationError):
+                pass
+        self.assertGreater(held, 45)
+        self.assertLess(free, 10)  # else the schemas ask for nothing
+
+    def test_a_schema_in_a_stream_and_beside_other_answers(self):
+        server = self.serve()
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "minimum": 100, "maximum": 999}}}
+        plain = server.chat(seed=3, return_token_ids=True)[1]["choices"][0]["token_ids"]
+        _, whole = server.chat(seed=3, n=4, response_format=form)
+        for choice in whole["choices"]:
+            self.assertRegex(choice["message"]["content"], r"\A[1-9][0-9][0-9]\Z")
+        _, text = server.chat(seed=3, n=4, response_format=form, stream=True)
+        for i in range(4):
+            mine = [c["choices"][0]["delta"].get("content") or "" for c in events(text) if c["choices"][0]["index"] == i]
+            self.assertEqual("".join(mine), whole["choices"][i]["message"]["content"])
+        self.assertEqual(server.chat(seed=3, return_token_ids=True)[1]["choices"][0]["token_ids"], plain)
+
+    def test_schemas_that_would_take_for_ever_are_refused_or_take_no_time(self):
+        server = self.serve()
+        deep = {}
+        for _ in range(200):
+            deep = {"type": "array", "items": deep}
+        wide = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 4096} for i in range(300)}}
+        hostile = [deep, wide, {"type": "string", "pattern": "(((a*)*)*)*b"}, {"type": "string", "pattern": "(a|aa|aaa){300}x{300}"},
+                   {"type": "string", "pattern": "(?=a)b"}, {"type": "string", "pattern": "[\u0000-\U0010ffff]{900}"}, {"type": "string", "pattern": "(" * 250},
+                   {"type": "array", "items": {"type": "array", "items": {"type": "string", "maxLength": 4096}, "maxItems": 4096}, "maxItems": 4096},
+                   {"anyOf": [{"const": "x" * i} for i in range(300)]}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+                   {"type": "integer", "minimum": -(10**18), "maximum": 10**18}]  # fmt: skip
+        for schema in hostile:
+            start = time.monotonic()
+            response, body = server.chat(max_tokens=8, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
+            self.assertIn(response.status, (200, 400), body)
+            self.assertLess(time.monotonic() - start, 30, str(schema)[:200])
+        self.assertEqual(server.chat()[0].status, 200)
 
     def test_errors_are_in_openais_form(self):
         server = self.serve()

@@ -44,6 +44,11 @@ for await (const chunk of stream) {
 assert.deepEqual(finished.sort(), [0, 1]);
 assert.ok(usage.completion_tokens > 0);
 
+const schema = { type: "object", properties: { even: { type: "boolean" }, size: { enum: [1, 2] } }, required: ["even", "size"], additionalProperties: false };
+const held = await client.chat.completions.parse({ ...base, temperature: 2, response_format: { type: "json_schema", json_schema: { name: "n", strict: true, schema } } });
+assert.equal(typeof held.choices[0].message.parsed.even, "boolean");
+assert.ok([1, 2].includes(held.choices[0].message.parsed.size));
+
 const completion = await client.completions.create({ model: "nano", prompt: "1+1", max_tokens: 8, seed: 1, logprobs: 1 });
 assert.equal(completion.choices[0].logprobs.tokens.length, completion.usage.completion_tokens);
 await assert.rejects(client.chat.completions.create({ ...base, presence_penalty: 1 }), (error) => error.status === 400 && error.param === "presence_penalty");

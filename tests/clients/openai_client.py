@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import typing
 
 import openai
+import pydantic
 
 TOOLS = [{"type": "function", "function": {"name": "shell", "description": "Run a command.",
                                            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}}]  # fmt: skip
@@ -50,6 +52,17 @@ def streamed(messages):
     return {**message, "tool_calls": list(calls.values())} if calls else message
 
 
+class Measure(pydantic.BaseModel):
+    amount: int
+    unit: typing.Literal["m", "km"]
+    exact: bool | None
+
+
+def parsed():
+    made = client.chat.completions.parse(model="nano", messages=QUESTION, response_format=Measure, max_tokens=200, seed=4)
+    assert isinstance(made.choices[0].message.parsed, Measure), made
+
+
 def raises(kind, param, **fields):
     try:
         client.chat.completions.create(**{"model": "nano", "messages": QUESTION, **fields})
@@ -78,6 +91,7 @@ assert [m.id for m in client.models.list()] == ["nano"]
 assert client.models.retrieve("nano").id == "nano"
 assert "408" in agent(whole)
 assert "408" in agent(streamed)
+parsed()
 made = client.chat.completions.create(model="nano", messages=QUESTION, max_tokens=8, logprobs=True, top_logprobs=3, n=2, seed=3,
                                       extra_body={"return_token_ids": True})  # fmt: skip
 for choice in made.choices:

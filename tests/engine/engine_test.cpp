@@ -174,6 +174,48 @@ TEST_P(EngineTest, BadRequestsAreRefusedAndChangeNothing) {
   expect_refused(ErrorCode::not_found, "99", [&] { engine.remove(99); });
 }
 
+// Even tokens only, and every token it is told of.
+class Even final : public TokenConstraint {
+ public:
+  explicit Even(std::int64_t vocab) : mask_(static_cast<std::size_t>((vocab + 31) / 32), 0x55555555U) {}
+  std::span<const std::uint32_t> allowed() override { return mask_; }
+  void accept(std::int32_t token) override { told.push_back(token); }
+  Tokens told;
+
+ private:
+  std::vector<std::uint32_t> mask_;
+};
+
+TEST_P(EngineTest, AConstraintHoldsItsSequenceAlone) {
+  const Tokens prompt = random_tokens(20, 4);
+  const Sampled free = alone(prompt, params(1, 30));
+  const auto even = std::make_shared<Even>(model->config().vocab);
+  std::vector<SamplingParams> both{params(1, 30), params(2, 30)};
+  both[1].constraint = even;
+  Engine engine(*model, solo_team(), {.step_tokens = 8});
+  const auto ids = engine.add(prompt, both);
+  auto said = drain(engine);
+  EXPECT_EQ(said[ids[0]], free);
+  ASSERT_EQ(said[ids[1]].tokens.size(), 30U);
+  for (const auto token : said[ids[1]].tokens) EXPECT_EQ(token % 2, 0);
+  EXPECT_EQ(even->told, said[ids[1]].tokens);
+  EXPECT_TRUE(std::any_of(free.tokens.begin(), free.tokens.end(), [](auto token) { return token % 2 == 1; }));
+  // Log-probabilities are the model's own: those of the same tokens, given.
+  Tokens whole = prompt;
+  whole.insert(whole.end(), even->told.begin(), even->told.end() - 1);
+  const SamplingParams next = params(9, 1);
+  SamplingParams forced = next;
+  forced.top_logprobs = static_cast<int>(model->config().vocab);
+  Engine again(*model, solo_team());
+  again.add(whole, std::span(&forced, 1));
+  std::vector<Event> events;
+  while (events.empty()) events = again.step();
+  const auto found = std::find_if(events[0].top.begin(), events[0].top.end(),
+                                  [&](const TokenLogprob& t) { return t.token == even->told.back(); });
+  ASSERT_NE(found, events[0].top.end());
+  EXPECT_EQ(found->logprob, said[ids[1]].logprobs.back());
+}
+
 TEST_P(EngineTest, RemovedSequencesGiveTheirMemoryBack) {
   const auto p = params(1, 4);
   Engine engine(*model, solo_team());

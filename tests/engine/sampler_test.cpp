@@ -129,6 +129,29 @@ TEST(Sample, TopPIsTakenAfterTopK) {
   EXPECT_LT(chi_square(draw_many(logits_of(kSpread), p, kDraws), {0, 0.4 / 0.65, 0, 0.25 / 0.65, 0, 0}), kBound);
 }
 
+TEST(Sample, WhatIsNotAllowedHasNoPart) {
+  const std::vector<double> left = {0, 0.4 / 0.65, 0, 0.25 / 0.65, 0, 0};
+  const std::vector<std::uint32_t> allowed = {0b001010};
+  const auto logits = logits_of(kSpread);
+  std::vector<int> counts(kSpread.size());
+  SamplingParams p;
+  for (int i = 0; i < kDraws; ++i) {
+    p.seed = static_cast<std::uint64_t>(i);
+    ++counts[static_cast<std::size_t>(sample(logits.data(), 6, p, 0, allowed))];
+  }
+  EXPECT_LT(chi_square(counts, left), kBound);
+  p.temperature = 0;
+  EXPECT_EQ(sample(logits.data(), 6, p, 0, std::vector<std::uint32_t>{0b110000}), 4);
+  p.temperature = 1;
+  p.top_k = 1;  // of those that are allowed
+  EXPECT_EQ(sample(logits.data(), 6, p, 0, std::vector<std::uint32_t>{0b110101}), 4);
+  p.top_k = 0;
+  p.top_p = 0.5F;
+  EXPECT_EQ(sample(logits.data(), 6, p, 0, allowed), 1);
+  const std::vector<float> wide(70, 0.0F);
+  EXPECT_EQ(sample(wide.data(), 70, {}, 5, std::vector<std::uint32_t>{0, 0, 0b10000}), 68);
+}
+
 TEST(TopLogprobs, AreTheLikeliestInOrderWithTheRolloutsBits) {
   const std::vector<float> logits{1, 3, 2, 3, -5};
   const auto top = top_logprobs(logits.data(), 5, 3);

@@ -145,7 +145,10 @@ TEST(ChatRequest, EveryUnsupportedFieldIsNamed) {
     EXPECT_EQ(refusal(with(chat, {{field, value}})), fmt::format("400 {}", field)) << value;
   EXPECT_EQ(refusal(with(chat, {{"model", "other"}})), "404 model");
   EXPECT_EQ(refusal(with(chat, {{"max_tokens", 5}, {"max_completion_tokens", 5}})), "400 max_tokens");
-  EXPECT_EQ(refusal(with(chat, {{"response_format", {{"type", "json_object"}}}})), "400 response_format.type");
+  EXPECT_EQ(refusal(with(chat, {{"response_format", {{"type", "xml"}}}})), "400 response_format.type");
+  EXPECT_EQ(refusal(with(chat, {{"response_format", {{"type", "json_schema"}}}})), "400 response_format.json_schema");
+  EXPECT_EQ(refusal(with(chat, {{"response_format", {{"type", "json_object"}, {"schema", 1}}}})),
+            "400 response_format.schema");
   EXPECT_EQ(refusal(with(chat, {{"stream", true}, {"stream_options", {{"x", 1}}}})), "400 stream_options.x");
   for (const std::string body : {"", "{", "[]", "5", R"({"model":"m","model":"m"})", "\xff"})
     EXPECT_THROW(read_chat_request(body, k3_context()), ApiError) << body;

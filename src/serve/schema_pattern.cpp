@@ -1,0 +1,130 @@
+// Regular expressions of a schema, made safe to stand in a JSON string: the library writes what a pattern matches
+// between the quotes as it is, so a pattern must not match what JSON has to escape.
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "base/base.hpp"
+#include "serve/schema_check.hpp"
+
+namespace tidelock::serve {
+namespace {
+
+constexpr std::string_view kEscapedInJson = R"("\\\x00-\x1f)";    // as the items of a class
+constexpr std::string_view kPlainEscapes = R"(/.*+?()[]{}|^$-)";  // that stand for themselves behind a backslash
+
+class PatternReader {
+ public:
+  explicit PatternReader(std::string_view pattern) : rest_(pattern) {}
+
+  std::string safe() {
+    std::string out;
+    while (!rest_.empty()) {
+      const char c = take();
+      if (c == '\\') {
+        out += escape(take());
+      } else if (c == '[') {
+        out += character_class();
+      } else if (c == '.') {
+        out += fmt::format("[^{}]", kEscapedInJson);
+      } else if (c == '(' && rest_.starts_with("?")) {
+        if (!rest_.starts_with("?:")) refuse("(?: ... ) and ( ... ) as groups");
+        out += c;
+      } else {
+        out += literal(c);
+      }
+    }
+    return out;
+  }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& expected) {
+    fail(ErrorCode::invalid_argument, "a regular expression with {}", expected);
+  }
+  char take() {
+    if (rest_.empty()) refuse("an end");
+    const char c = rest_.front();
+    rest_.remove_prefix(1);
+    return c;
+  }
+  static char literal(char c) {
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20)
+      refuse("characters that JSON does not have to escape");
+    return c;
+  }
+
+  // Outside a class.
+  static std::string escape(char c) {
+    switch (c) {
+      case 'd':
+        return "[0-9]";
+      case 'w':
+        return "[a-zA-Z0-9_]";
+      case 's':
+        return "[ ]";
+      case 'D':
+        return fmt::format("[^0-9{}]", kEscapedInJson);
+      case 'W':
+        return fmt::format("[^a-zA-Z0-9_{}]", kEscapedInJson);
+      case 'S':
+        return fmt::format("[^ {}]", kEscapedInJson);
+      default:
+        return plain(c);
+    }
+  }
+  static std::string plain(char c) {
+    if (c == '"' || c == '\\') literal(c);
+    if (kPlainEscapes.find(c) == std::string_view::npos)
+      refuse(R"(\d, \w, \s, \D, \W, \S and escaped punctuation as its only escapes)");
+    return {'\\', c};
+  }
+
+  // Behind its opening bracket. A class that is not negated must not hold what JSON escapes, one that is gets it.
+  std::string character_class() {
+    const bool negated = rest_.starts_with("^");
+    if (negated) take();
+    std::string out = negated ? fmt::format("[^{}", kEscapedInJson) : "[";
+    bool empty = true;
+    for (char c = take(); c != ']'; c = take(), empty = false) {
+      if (c == '\\') {
+        out += class_escape(take());
+        continue;
+      }
+      const char low = literal(c);
+      out += low;
+      if (low == '[') refuse(R"(\[ for a bracket in a class)");
+      if (!rest_.starts_with("-") || rest_.starts_with("-]")) continue;
+      take();
+      const char high = literal(take());
+      if (!std::isalnum(static_cast<unsigned char>(low)) || !std::isalnum(static_cast<unsigned char>(high)) ||
+          high < low)
+        refuse("ranges of letters or digits");
+      if (low < '\\' && high > '\\') refuse("ranges that do not go across the backslash");
+      out += {'-', high};
+    }
+    if (empty) refuse("something in its classes");
+    return out + "]";
+  }
+  static std::string class_escape(char c) {
+    switch (c) {
+      case 'd':
+        return "0-9";
+      case 'w':
+        return "a-zA-Z0-9_";
+      case 's':
+        return " ";
+      default:
+        return plain(c);
+    }
+  }
+
+  std::string_view rest_;
+};
+
+}  // namespace
+
+std::string json_safe_pattern(std::string_view pattern) {
+  return PatternReader(pattern).safe();
+}
+
+}  // namespace tidelock::serve
