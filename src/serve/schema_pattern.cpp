@@ -17,10 +17,17 @@ class PatternReader {
  public:
   explicit PatternReader(std::string_view pattern) : rest_(pattern) {}
 
+  // Anchors go: what stands between the quotes is matched as a whole.
   std::string safe() {
+    if (rest_.starts_with("^")) take();
     std::string out;
-    while (!rest_.empty()) {
+    while (!rest_.empty() && rest_ != "$") {
       const char c = take();
+      if (c == '*' || c == '+' || c == '?' || c == '{') {
+        out += repetition(c);
+        continue;
+      }
+      repeatable_ = c != '(' && c != '|';
       if (c == '\\') {
         out += escape(take());
       } else if (c == '[') {
@@ -29,7 +36,10 @@ class PatternReader {
         out += fmt::format("[^{}]", kEscapedInJson);
       } else if (c == '(' && rest_.starts_with("?")) {
         if (!rest_.starts_with("?:")) refuse("(?: ... ) and ( ... ) as groups");
-        out += c;
+        rest_.remove_prefix(2);
+        out += "(?:";
+      } else if (c == '^' || c == '$') {
+        refuse("^ at its start and $ at its end alone");
       } else {
         out += literal(c);
       }
@@ -51,6 +61,20 @@ class PatternReader {
     if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20)
       refuse("characters that JSON does not have to escape");
     return c;
+  }
+
+  // Behind what can be repeated, once. A lazy one repeats the same texts.
+  std::string repetition(char c) {
+    if (!repeatable_) refuse("something in front of each repetition");
+    repeatable_ = false;
+    std::string out{c};
+    while (out.front() == '{' && out.back() != '}') {
+      out += take();
+      if (out.back() != '}' && out.back() != ',' && std::isdigit(static_cast<unsigned char>(out.back())) == 0)
+        refuse("numbers between { and }");
+    }
+    if (rest_.starts_with("?")) take();
+    return out;
   }
 
   // Outside a class.
@@ -119,6 +143,7 @@ class PatternReader {
   }
 
   std::string_view rest_;
+  bool repeatable_ = false;  // what came last
 };
 
 }  // namespace

@@ -242,10 +242,11 @@ TEST(AnswerSchema, PatternsMatchNothingThatJsonEscapes) {
   };
   for (const char* pattern :
        {"\"",     "a\\\\b", "[\"x]",   "[\\\\]", "[A-z]", "[!-~]", "\\n",  "\\x41",  "\\u0041",     "\\b",
-        "(a)\\1", "(?=a)",  "(?<n>a)", "[",      "[]",    "a\\",   "\x01", "[\x01]", "[[:alpha:]]", "[z-a]"})
+        "(a)\\1", "(?=a)",  "(?<n>a)", "[",      "[]",    "a\\",   "\x01", "[\x01]", "[[:alpha:]]", "[z-a]",
+        "a^b",    "a$b",    "a**",     "+a",     "(|*)",  "a{x}",  "a{2",  "a{1}{2}"})
     EXPECT_TRUE(refused(pattern)) << pattern;
-  for (const char* pattern :
-       {"^.{3}$", "[^a]{4}", "\\S\\D\\W{2}", "[\\w.-]+@x", "(?:a|b)?", "a\\.b\\/c", "[a-z0-9_\\]]{2}", "\u00fc+"}) {
+  for (const char* pattern : {"^.{3}$", "[^a]{4}", "\\S\\D\\W{2}", "[\\w.-]+@x", "(?:a|b)?", "^a+?b{2,3}$", "^a|b$",
+                              "a\\.b\\/c", "[a-z0-9_\\]]{2}", "\u00fc+"}) {
     ASSERT_FALSE(refused(pattern)) << pattern;
     nlohmann::ordered_json schema{{"type", "string"}, {"pattern", pattern}};
     const auto& context = k2_context(false);
