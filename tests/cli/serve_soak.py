@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`tidelock serve` for a long time: clients that ask, stream, cancel, hang and send rubbish, while the server is ended and killed.
 
-    TIDELOCK_BINARY=build/release/tidelock tests/cli/serve_soak.py MINUTES [CLIENTS]
+    TIDELOCK_BINARY=build/release/tidelock tests/cli/serve_soak.py MINUTES [CLIENTS] [LIFE]
 
-Every whole answer must be the one that an undisturbed server gave before; at the end nothing may be left running, and memory must not have
+A server lives for LIFE seconds (30), more or less. Every whole answer must be the one that an undisturbed server gave before; at the end nothing may be left running, and memory must not have
 grown. Part of tools/soak.sh, not of ./test. Ends with exit code 1 at the first fault.
 """
 
@@ -116,6 +116,7 @@ def rubbish(port, rng):
 
 def main():
     minutes, clients = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    life = float(sys.argv[3]) if len(sys.argv) > 3 else 30
     with tempfile.TemporaryDirectory(prefix="tidelock-soak-") as scratch:
         server = Server(pathlib.Path(scratch) / "states")
         kinds = list(range(60))
@@ -162,7 +163,7 @@ def main():
             thread.start()
         rng, lives, residents = random.Random(0), 1, []
         while time.monotonic() < end and not faults:
-            life_end = min(end, time.monotonic() + 15 + rng.random() * 30)
+            life_end = min(end, time.monotonic() + life * (0.5 + rng.random()))
             while time.monotonic() < life_end and not faults:
                 time.sleep(1)
                 metrics = server.metrics()
