@@ -173,6 +173,7 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   s.status = Status::prefill;
   s.prompt = class_of(s.pending());
+  s.waits = impl_->options.state_limit != state::Pool::kNoLimit && s.state.position() == 0;  // it was set back
 }
 
 std::int64_t Engine::uncached_tokens(std::span<const std::int32_t> prompt,

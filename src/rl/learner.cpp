@@ -97,7 +97,7 @@ train::GradientResult Learner::gradient(const Batch& batch, const model::Adapter
   const LossOptions loss = loss_options(s_);
   const auto sequences = sequences_of(batch.teaching, adapter);
   std::vector<LossValue> values(sequences.size());
-  std::fill(gradient_.begin(), gradient_.end(), 0.0F);
+  gradient_.assign(parameters_.values().size(), 0.0F);
   const auto policy = [&](std::size_t i, std::span<const float> logprobs, std::span<float> d) {
     const std::span<const float> reference = batch.reference.empty() ? std::span<const float>() : batch.reference[i];
     values[i] =
@@ -108,6 +108,12 @@ train::GradientResult Learner::gradient(const Batch& batch, const model::Adapter
       sequences, policy, options_, [&](std::span<float> flat) { return parameters_.gradients(flat); }, gradient_);
   for (const LossValue& v : values) total += v;
   return result;
+}
+
+std::size_t Learner::put_away(const std::filesystem::path& folder) {
+  const std::size_t gradient = gradient_.capacity() * sizeof(float);
+  std::vector<float>().swap(gradient_);
+  return gradient + optimizer_.put_away(folder);
 }
 
 Update Learner::update(std::span<const Trajectory> trajectories, const Advantages& advantages,
@@ -142,6 +148,7 @@ Update Learner::update(std::span<const Trajectory> trajectories, const Advantage
   if (s_.number("rl.kl_coefficient") > 0)
     batch.reference = worker_.score(sequences_of(batch.teaching, nullptr), options_);
 
+  retrieve();
   std::unique_ptr<model::Adapter> current;
   LossValue total;
   for (std::int64_t epoch = 0; epoch < s_.integer("rl.epochs"); ++epoch) {

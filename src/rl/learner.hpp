@@ -2,6 +2,7 @@
 // to rl/.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,6 +47,11 @@ class Learner {
   Advantages advantages(std::span<const Trajectory> trajectories, std::uint64_t seed) const;
   // Compares every sampled token, then takes rl.epochs optimizer steps. `adapter` is the one that sampled.
   Update update(std::span<const Trajectory> trajectories, const Advantages& advantages, const model::Adapter* adapter);
+
+  // Moves what only update() needs to a file in `folder` (train::AdamW::put_away); returns the bytes of memory that
+  // this gives back. update() brings it back by itself, optimizer() does not.
+  std::size_t put_away(const std::filesystem::path& folder);
+  void retrieve() { optimizer_.retrieve(); }
 
   train::LoraParameters& parameters() { return parameters_; }
   train::AdamW& optimizer() { return optimizer_; }

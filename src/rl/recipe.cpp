@@ -58,6 +58,10 @@ Schema rl_schema() {
   s.integer("rl.micro_batch_tokens", "tokens of one gradient; does change bits of the sum")
       .range(16, 1e8)
       .fallback(2048);
+  s.text("rl.optimizer_folder",
+         "folder on a fast disk for the optimizer's state during rollouts, whose memory then goes to "
+         "rollout.state_memory; empty: it stays")
+      .fallback("");
   s.flag("rl.recompute", "keep layer inputs only and run layers again in the backward pass").fallback(false);
   s.number("rollout.temperature", "1: the model's own distribution").range(0, 100).fallback(1.0);
   s.number("rollout.top_p", "nucleus sampling").range(1e-6, 1).fallback(1.0);
@@ -70,6 +74,11 @@ Schema rl_schema() {
       .range(16, 1 << 20)
       .fallback(2048);
   s.integer("rollout.concurrent", "trajectories, and so sandboxes, at once").range(1, 4096).fallback(128);
+  s.integer("rollout.state_memory", "MiB of state of all trajectories; 0: no limit").range(0, 1 << 30).fallback(0);
+  s.text("rollout.state_folder",
+         "folder on a fast disk for states that rollout.state_memory has no room for; empty: they are computed again")
+      .fallback("");
+  s.integer("rollout.state_disk", "MiB that rollout.state_folder may take").range(1, 1 << 30).fallback(10240);
   s.text("sandbox.runtime", "what sandboxes are made of").choices({"container", "microvm"}).fallback("container");
   s.text("sandbox.directory", "microvm: state directory; empty: one of this user's under the temporary folder")
       .fallback("");
@@ -99,6 +108,13 @@ RolloutOptions rollout_options(const Settings& s) {
   o.tool_enabled = s.flag("rollout.tool_enabled");
   o.tool_output_limit = static_cast<std::uint64_t>(s.integer("rollout.tool_output_limit"));
   o.concurrent = static_cast<int>(s.integer("rollout.concurrent"));
+  o.state_memory = static_cast<std::size_t>(s.integer("rollout.state_memory")) << 20;
+  o.state_folder = s.text("rollout.state_folder");
+  o.state_disk = static_cast<std::uint64_t>(s.integer("rollout.state_disk")) << 20;
+  if (!o.state_folder.empty() && o.state_memory == 0)
+    throw Error(ErrorCode::invalid_argument,
+                "rollout.state_folder is for states that rollout.state_memory has no room for",
+                "set rollout.state_memory");
   o.freeze = s.flag("sandbox.freeze");
   o.hands = static_cast<int>(s.integer("sandbox.hands"));
   return o;

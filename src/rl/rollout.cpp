@@ -42,6 +42,9 @@ RolloutStats& RolloutStats::operator+=(const RolloutStats& other) {
   waiting_s += other.waiting_s;
   sampled_tokens += other.sampled_tokens;
   prompt_tokens += other.prompt_tokens;
+  set_back += other.set_back;
+  written_out += other.written_out;
+  loaded += other.loaded;
   sandbox_alive_s += other.sandbox_alive_s;
   sandbox_busy_s += other.sandbox_busy_s;
   sandbox_frozen_s += other.sandbox_frozen_s;
@@ -55,6 +58,7 @@ struct Rollout::Impl {
   Team& team;
   RolloutOptions options;
   std::int32_t end_of_message;
+  std::size_t lent = 0;
 
   // Of one run.
   std::unique_ptr<engine::Engine> engine;
@@ -289,6 +293,22 @@ struct Rollout::Impl {
 
   std::vector<engine::SequenceId> retired;
 
+  engine::EngineOptions engine_options() const {
+    engine::EngineOptions o;
+    if (options.state_memory > 0) o.state_limit = options.state_memory + lent;
+    o.reuse = !options.state_folder.empty();
+    o.disk_folder = options.state_folder;
+    o.disk_limit = options.state_disk;
+    return o;
+  }
+
+  void count_states() {
+    const auto counted = engine->counters();
+    stats.set_back = counted.set_back;
+    stats.written_out = counted.written_out;
+    stats.loaded = engine->disk_counters().loads;
+  }
+
   void tidy() {
     for (const auto id : retired) engine->remove(id);
     retired.clear();
@@ -300,6 +320,10 @@ Rollout::Rollout(const model::Model& model, const model::Tokenizer& tokenizer, s
     : impl_(std::make_unique<Impl>(model, tokenizer, runtime, team, options)) {}
 Rollout::~Rollout() = default;
 
+void Rollout::lend(std::size_t bytes) {
+  impl_->lent = bytes;
+}
+
 RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr<const model::Adapter> adapter,
                            std::uint64_t weight_version, const Progress& progress) {
   Impl& r = *impl_;
@@ -308,7 +332,7 @@ RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr
   std::size_t all = 0;
   for (const auto& group : groups) all += group.seeds.size();
   result.trajectories.resize(all);
-  r.engine = std::make_unique<engine::Engine>(r.model, r.team);
+  r.engine = std::make_unique<engine::Engine>(r.model, r.team, r.engine_options());
   r.hands = std::make_unique<Hands>(r.options.hands);
   r.out = &result.trajectories;
   r.version = weight_version;
@@ -342,6 +366,7 @@ RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr
     r.tidy();
     if (progress) progress(r.done, all);
   }
+  r.count_states();
   r.stats.wall_s = seconds_since(start);
   result.stats = r.stats;
   return result;

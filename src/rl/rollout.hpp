@@ -5,6 +5,7 @@
 // weights alone - not on the order in which tools return.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -28,6 +29,12 @@ struct RolloutOptions {
   std::uint64_t tool_output_limit = 2048;  // bytes of each stream shown to the model
   int concurrent = 128;                    // trajectories under way at once
   int hands = 4;                           // threads for sandboxes
+  // Bytes of state that all trajectories together stay below (0: no limit). When it is short, the youngest trajectory
+  // is set back, those that wait for a tool first of all; its state is computed again, or lies in `state_folder`
+  // meanwhile (empty: none; up to state_disk bytes of it), whichever is faster.
+  std::size_t state_memory = 0;
+  std::filesystem::path state_folder = {};
+  std::uint64_t state_disk = 10ULL << 30;
 };
 
 struct RolloutGroup {
@@ -40,6 +47,7 @@ struct RolloutStats {
   double wall_s = 0;
   double waiting_s = 0;  // of it, the engine had nothing to do because every trajectory waited for its sandbox
   std::int64_t sampled_tokens = 0, prompt_tokens = 0;
+  std::int64_t set_back = 0, written_out = 0, loaded = 0;  // states: taken away, of these written, read again
   double sandbox_alive_s = 0, sandbox_busy_s = 0, sandbox_frozen_s = 0;  // summed over sandboxes
   RolloutStats& operator+=(const RolloutStats& other);
   // Share of the sandboxes' life in which they waited for the model.
@@ -60,6 +68,9 @@ class Rollout {
   Rollout(const model::Model& model, const model::Tokenizer& tokenizer, sandbox::Runtime& runtime, Team& team,
           const RolloutOptions& options);
   ~Rollout();
+
+  // More memory for states than options say, which something else does without during rollouts.
+  void lend(std::size_t bytes);
 
   using Progress = std::function<void(std::size_t done, std::size_t all)>;
   RolloutResult run(std::span<const RolloutGroup> groups, std::shared_ptr<const model::Adapter> adapter,

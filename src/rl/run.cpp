@@ -128,6 +128,7 @@ class Run {
     const auto start = Clock::now();
     const auto groups =
         draw_groups(tasks_, Split::train, seed_, state_.step + 1, s_.integer("rl.groups"), s_.integer("rl.group_size"));
+    make_room();
     const RolloutResult batch = rollout_.run(groups, adapter_, state_.weight_version, watching("rollout"));
 
     check_gradings(batch.trajectories, fmt::format("step {}", state_.step + 1));
@@ -142,6 +143,14 @@ class Run {
 
     ++state_.step;
     record(groups, batch, advantages, update, train_s, seconds_since(start));
+  }
+
+  // Rollouts need memory for states, the optimizer needs none meanwhile.
+  void make_room() {
+    const std::string& folder = s_.text("rl.optimizer_folder");
+    if (folder.empty()) return;
+    lent_bytes_ = learner_.put_away(folder);
+    rollout_.lend(lent_bytes_);
   }
 
   // The trainer's adapter becomes the rollout's, under a new version; both sides' hashes must agree.
@@ -185,6 +194,7 @@ class Run {
   }
 
   void save() {
+    learner_.retrieve();  // of an update that had nothing to learn from
     state_.elapsed_s = elapsed_before_ + seconds_since(started_);
     save_checkpoint(options_.directory, state_, *model_, learner_.parameters(), learner_.optimizer(),
                     s_.text("model.path"), s_.integer("checkpoint.keep"));
@@ -222,6 +232,7 @@ class Run {
   void record(std::span<const RolloutGroup> groups, const RolloutResult& batch, const Advantages& advantages,
               const Update& update, double train_s, double wall_s) {
     const RolloutStats& stats = batch.stats;
+    rollout_.lend(0);
     double reward = 0, length = 0;
     std::int64_t graded = 0, failed = 0, malformed = 0, truncated = 0;
     for (const auto& t : batch.trajectories) {
@@ -273,6 +284,10 @@ class Run {
     row.set("time_step_s", wall_s);
     row.set("sandbox_wait_fraction", stats.wait_fraction());
     row.set("sandbox_frozen_fraction", stats.frozen_fraction());
+    row.set("states_set_back", stats.set_back);
+    row.set("states_written_out", stats.written_out);
+    row.set("states_loaded", stats.loaded);
+    row.set("optimizer_bytes_away", static_cast<std::int64_t>(lent_bytes_));
     metrics_->write(row, "train");
     write_trajectories(groups, batch.trajectories);
 
@@ -351,6 +366,7 @@ class Run {
   RunState state_;
   std::shared_ptr<const model::Adapter> adapter_;
   std::string adapter_sha256_;
+  std::size_t lent_bytes_ = 0;  // of the optimizer, to the rollout
   std::unique_ptr<MetricsWriter> metrics_;
   ViewState view_;
   Clock::time_point started_, last_frame_;

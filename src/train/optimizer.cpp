@@ -1,9 +1,37 @@
+#include <malloc.h>
+
+#include <array>
 #include <cmath>
 
 #include "base/error.hpp"
+#include "train/put_away.hpp"
 #include "train/train.hpp"
 
 namespace tidelock::train {
+
+AdamW::AdamW(std::size_t count) : m_(count), v_(count) {}
+AdamW::~AdamW() = default;
+
+std::size_t AdamW::put_away(const std::filesystem::path& folder) {
+  if (away_) return 0;
+  const std::array<std::span<const float>, 2> moments{m_, v_};
+  away_ = std::make_unique<PutAway>(folder, moments);
+  count_ = m_.size();
+  std::vector<float>().swap(m_);
+  std::vector<float>().swap(v_);
+  ::malloc_trim(0);  // or the allocator keeps it
+  return 2 * count_ * sizeof(float);
+}
+
+void AdamW::retrieve() {
+  if (!away_) return;
+  std::vector<float> m(count_), v(count_);
+  const std::array<std::span<float>, 2> moments{m, v};
+  away_->read(moments);
+  m_ = std::move(m);
+  v_ = std::move(v);
+  away_.reset();
+}
 
 void AdamW::step(std::span<float> values, std::span<const float> gradient, float scale, const AdamWOptions& o,
                  std::span<const std::uint8_t> decay) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -123,10 +124,13 @@ struct AdamWOptions {
   float learning_rate = 1e-3F, beta1 = 0.9F, beta2 = 0.95F, epsilon = 1e-8F, weight_decay = 0;
 };
 
+class PutAway;  // put_away.hpp
+
 // Decoupled weight decay (Loshchilov and Hutter 2019). Moments in float32.
 class AdamW {
  public:
-  explicit AdamW(std::size_t count) : m_(count), v_(count) {}
+  explicit AdamW(std::size_t count);
+  ~AdamW();
   // values -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * values); the gradient is multiplied by `scale` first
   // (clipping). `decay`, when not empty, marks by element what decays.
   void step(std::span<float> values, std::span<const float> gradient, float scale, const AdamWOptions& options,
@@ -136,9 +140,19 @@ class AdamW {
   std::span<float> v() { return v_; }
   void restore_steps(std::int64_t steps) { steps_ = steps; }
 
+  // Moves the moments to a file without a name in `folder`, which is made if it is not there, and gives their memory
+  // back; returns how much. The file goes with the process, however that ends. Until retrieve() the moments are empty,
+  // and step() throws. Throws Error{io}: the moments stay.
+  std::size_t put_away(const std::filesystem::path& folder);
+  // Brings them back, verified. Throws Error{io, corrupt_data}: what is left is a checkpoint. Nothing when they are
+  // here.
+  void retrieve();
+
  private:
   std::vector<float> m_, v_;
   std::int64_t steps_ = 0;
+  std::unique_ptr<PutAway> away_;
+  std::size_t count_ = 0;  // of what is away
 };
 
 // Euclidean norm, summed in double in ascending order.

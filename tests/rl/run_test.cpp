@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/base.hpp"
 #include "rl/checkpoint.hpp"
@@ -174,14 +175,15 @@ void put_lottery(const fs::path& folder) {
 }
 
 // A small run in real sandboxes, in this process.
-RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads) {
+RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads,
+               const std::string& more = {}) {
   const fs::path tasks = folder / "tasks";
   put_lottery(tasks);
   const std::string text = fmt::format(
       "model.path = \"{}\"\ntasks.dir = \"{}\"\nadapter.rank = 2\nrl.steps = 2\nrl.groups = 2\nrl.group_size = 4\n"
       "rl.kl_coefficient = 0.01\nrollout.max_tokens = 64\neval.tasks = 1\neval.samples = 2\n",
       testing::nano_folder().string(), tasks.string());
-  const Settings settings = Settings::parse(text, "test", rl_schema());
+  const Settings settings = Settings::parse(text + more, "test", rl_schema());
   RunOptions options;
   options.directory = folder;
   options.resume = resume;
@@ -256,6 +258,57 @@ TEST(Run, ResumedEqualsUninterrupted) {
   EXPECT_EQ(rest.compared_tokens, whole.compared_tokens);
   EXPECT_EQ(read_file(one.path() / "adapter/adapter_model.safetensors"),
             read_file(two.path() / "adapter/adapter_model.safetensors"));
+}
+
+// The largest value of a number in the rows of metrics.jsonl.
+double largest(const fs::path& folder, const std::string& name) {
+  double most = 0;
+  std::ifstream lines(folder / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (row.contains(name)) most = std::max(most, row.at(name).get<double>());
+  }
+  return most;
+}
+
+TEST(Run, MemoryThatGoesToAndFroChangesNoBit) {
+  const Folder plain, tight, on_disk, lent;
+  const std::string folder = on_disk.path().string(), tight_memory = "rollout.state_memory = 1\n";
+  const RunSummary whole = run(plain.path(), false, 0, 2);
+  EXPECT_EQ(largest(plain.path(), "states_set_back"), 0);
+  EXPECT_EQ(largest(plain.path(), "optimizer_bytes_away"), 0);
+  const std::vector<std::pair<const Folder&, std::string>> ways{
+      {tight, tight_memory},
+      {on_disk, tight_memory + fmt::format("rollout.state_folder = \"{}/states\"\n", folder)},
+      {lent, tight_memory + fmt::format("rl.optimizer_folder = \"{}/away\"\n", folder)}};
+  for (const auto& [where, keys] : ways) {
+    SCOPED_TRACE(keys);
+    const RunSummary again = run(where.path(), false, 0, 2, keys);
+    EXPECT_EQ(again.adapter_sha256, whole.adapter_sha256);
+    EXPECT_EQ(again.compared_tokens, whole.compared_tokens);
+    EXPECT_EQ(again.mismatch_tokens, 0);
+    const char* moments = "checkpoints/step_2/optimizer.safetensors";
+    EXPECT_EQ(read_file(where.path() / moments), read_file(plain.path() / moments));
+  }
+  EXPECT_GT(largest(tight.path(), "states_set_back"), 0);
+  EXPECT_GT(largest(on_disk.path(), "states_set_back"), 0);
+  EXPECT_LT(largest(lent.path(), "states_set_back"), largest(tight.path(), "states_set_back"))
+      << "the optimizer's memory went to the states";
+  // Two moments, and the gradient, which is as large as one.
+  const auto moments = static_cast<double>(fs::file_size(lent.path() / "checkpoints/step_2/optimizer.safetensors"));
+  EXPECT_NEAR(largest(lent.path(), "optimizer_bytes_away"), 1.5 * moments, 0.01 * moments);
+  EXPECT_TRUE(fs::is_empty(on_disk.path() / "away")) << "the file has no name";
+}
+
+TEST(Run, AFolderForTheOptimizerThatCannotBeIsNamed) {
+  const Folder folder;
+  write_file_atomic(folder.path() / "file", "");
+  try {
+    run(folder.path(), false, 0, 1, fmt::format("rl.optimizer_folder = \"{}/file/x\"\n", folder.path().string()));
+    ADD_FAILURE() << "accepted";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("file/x"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace run_test

@@ -1,8 +1,11 @@
 // AdamW against the same rule in double; clipping; what a restart must restore.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include "base/base.hpp"
 #include "train/train.hpp"
@@ -103,6 +106,67 @@ TEST(AdamW, RestoredMomentsAndStepsContinueByBits) {
   forgetful.step(c, gradient, 1, o);
   EXPECT_EQ(a, b);
   EXPECT_NE(a, c) << "the step count must matter";
+}
+
+struct Scratch {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("tidelock-away-{}", ::getpid());
+  ~Scratch() { std::filesystem::remove_all(path); }
+};
+
+// The nameless file in `folder`, by way of this process's open files.
+std::filesystem::path nameless(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const auto target = std::filesystem::read_symlink(entry.path(), gone);
+    if (target.string().starts_with(folder.string() + "/")) return entry.path();
+  }
+  return {};
+}
+
+TEST(AdamW, MomentsThatWereAwayContinueByBits) {
+  const Scratch scratch;
+  const AdamWOptions o{.learning_rate = 0.01F, .weight_decay = 0.1F};
+  AdamW stays(5000), travels(5000);
+  std::vector<float> a = random_values(5000, 1), b = a;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    EXPECT_EQ(travels.put_away(scratch.path), 2 * 5000 * sizeof(float));
+    EXPECT_EQ(travels.put_away(scratch.path), 0U) << "it is away already";
+    EXPECT_TRUE(travels.m().empty() && travels.v().empty());
+    EXPECT_TRUE(std::filesystem::is_empty(scratch.path)) << "no name, so that nothing is left of a killed process";
+    EXPECT_EQ(std::filesystem::file_size(nameless(scratch.path)), 2 * 5000 * sizeof(float));
+    EXPECT_ANY_THROW(travels.step(b, random_values(5000, 100 + t), 1, o));
+    travels.retrieve();
+    travels.retrieve();
+    EXPECT_EQ(nameless(scratch.path), "");
+    stays.step(a, random_values(5000, 100 + t), 1, o);
+    travels.step(b, random_values(5000, 100 + t), 1, o);
+    ASSERT_EQ(a, b);
+  }
+}
+
+TEST(AdamW, MomentsThatChangedWhileTheyWereAwayAreRefused) {
+  const Scratch scratch;
+  AdamW optimizer(100);
+  optimizer.put_away(scratch.path);
+  {
+    std::fstream file(nameless(scratch.path), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(70);
+    file.put('x');
+  }
+  EXPECT_THROW(optimizer.retrieve(), Error);
+  EXPECT_TRUE(optimizer.m().empty());
+  std::filesystem::resize_file(nameless(scratch.path), 300);
+  EXPECT_THROW(optimizer.retrieve(), Error);
+}
+
+TEST(AdamW, MomentsStayWhereTheyCannotGo) {
+  const Scratch scratch;
+  std::ofstream(scratch.path) << "a file";
+  AdamW optimizer(100);
+  optimizer.m()[7] = 3;
+  EXPECT_ANY_THROW(optimizer.put_away(scratch.path / "below"));
+  ASSERT_EQ(optimizer.m().size(), 100U);
+  EXPECT_EQ(optimizer.m()[7], 3);
 }
 
 TEST(AdamW, RefusesOtherSizes) {
