@@ -301,6 +301,11 @@ std::size_t Engine::state_bytes_used() const {
 void Engine::forget() {
   impl_->cache.forget();
 }
+void Engine::rest() {
+  impl_->cache.leave_memory();
+  for (auto& shard : impl_->shards) shard = std::make_unique<Shard>();
+  impl_->pool.give_back();
+}
 Engine::Counters Engine::counters() const {
   Counters now = impl_->counters;
   now.written_out = impl_->cache.written_out();

@@ -48,6 +48,21 @@ Reply resume_route(Service& service, const HttpRequest&) {
   return pause_status(service);
 }
 
+Reply sleep_route(Service& service, const HttpRequest& request) {
+  const Json body = request.body().empty() ? Json::object() : parse_body(request.body());
+  Fields fields(body, "");
+  const std::string mode = fields.choice("mode", {"abort", "wait"}).value_or("wait");
+  fields.finish();
+  service.engine.sleep(mode == "abort" ? Pause::abort : Pause::wait);
+  return sleep_status_route(service, request);
+}
+
+Reply sleep_status_route(Service& service, const HttpRequest&) {
+  const EngineLoopCounters counters = service.engine.counters();
+  return {200,
+          Json{{"is_sleeping", counters.asleep}, {"running", counters.running}, {"waiting", counters.waiting}}.dump()};
+}
+
 Reply forget_route(Service& service, const HttpRequest&) {
   service.engine.forget();
   return {200, R"({"status":"ok"})"};

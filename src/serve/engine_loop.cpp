@@ -104,11 +104,21 @@ void EngineLoop::pause(Pause mode) {
   changed_.notify_one();
 }
 
+void EngineLoop::sleep(Pause mode) {
+  pause(mode);
+  {
+    const std::lock_guard lock(mutex_);
+    rest_ = true;
+  }
+  changed_.notify_one();
+}
+
 void EngineLoop::resume() {
   {
     const std::lock_guard lock(mutex_);
     pause_.reset();
-    counters_.paused = false;
+    rest_ = false;
+    counters_.paused = counters_.asleep = false;
   }
   changed_.notify_one();
 }
@@ -138,6 +148,7 @@ void EngineLoop::count() {
 
 bool EngineLoop::has_work() const {
   if (stop_ || abort_ || !cancels_.empty() || !forgets_.empty()) return true;
+  if (rest_ && running_.empty()) return true;
   if (pause_) return *pause_ == Pause::wait && !running_.empty();
   return waiting_ > 0 || !running_.empty();
 }
@@ -147,8 +158,8 @@ std::optional<EngineLoop::Orders> EngineLoop::next_orders() {
   std::unique_lock lock(mutex_);
   count();
   changed_.wait(lock, [this] { return has_work(); });
-  Orders orders{std::exchange(cancels_, {}), std::exchange(forgets_, {}), std::exchange(abort_, false),
-                pause_ && *pause_ != Pause::wait, pause_.has_value()};
+  Orders orders{std::exchange(cancels_, {}),      std::exchange(forgets_, {}), std::exchange(abort_, false),
+                pause_ && *pause_ != Pause::wait, pause_.has_value(),          rest_};
   if (!stop_) return orders;
   for (auto& forget : orders.forgets) forget.set_value();
   return std::nullopt;
@@ -161,6 +172,7 @@ void EngineLoop::run() {
     if (orders->abort) give_up_all("an administrator paused the server", false);
     if (!orders->forgets.empty()) engine_.forget();
     for (auto& forget : orders->forgets) forget.set_value();
+    if (orders->rest && running_.empty()) fall_asleep();
     if (orders->stand_still) continue;
     if (!orders->no_more) {
       classify();
@@ -177,6 +189,13 @@ void EngineLoop::run() {
     }
   }
   wind_up();
+}
+
+void EngineLoop::fall_asleep() {
+  engine_.rest();
+  const std::lock_guard lock(mutex_);
+  counters_.asleep = rest_;  // unless it was woken meanwhile
+  rest_ = false;
 }
 
 // What the requests that end here have computed is kept, too: their clients will ask again.

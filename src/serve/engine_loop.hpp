@@ -73,7 +73,7 @@ struct EngineLoopOptions {
 // What the loop counts; read by any thread.
 struct EngineLoopCounters {
   std::int64_t running = 0, waiting = 0;  // sequences, requests; now
-  bool paused = false;
+  bool paused = false, asleep = false;
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0, refused = 0;
   std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
   state::PrefixCacheCounters reuse;
@@ -105,6 +105,9 @@ class EngineLoop {
   // Both return at once; counters() says how far it is.
   void pause(Pause mode);
   void resume();
+  // As pause(); when nothing runs any more, the memory of states goes back to the system (engine::Engine::rest) and the
+  // loop is asleep until it resumes.
+  void sleep(Pause mode);
   // Forgets every kept state, on disk too. Returns when that is done: after the step that runs.
   void forget();
 
@@ -119,7 +122,7 @@ class EngineLoop {
   struct Orders {  // for the engine's thread
     std::vector<Cancel> cancels;
     std::vector<std::promise<void>> forgets;
-    bool abort = false, stand_still = false, no_more = false;
+    bool abort = false, stand_still = false, no_more = false, rest = false;
   };
   void run();
   bool has_work() const;  // locked
@@ -131,6 +134,7 @@ class EngineLoop {
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
+  void fall_asleep();
   void wind_up();
   void give_up_all(const std::string& why, bool spoilt);
 
@@ -152,7 +156,7 @@ class EngineLoop {
   std::vector<Cancel> cancels_;
   std::vector<std::promise<void>> forgets_;
   std::optional<Pause> pause_;
-  bool abort_ = false;  // still to be done
+  bool abort_ = false, rest_ = false;  // still to be done
   bool stop_ = false;
   EngineLoopCounters counters_;
 

@@ -57,6 +57,9 @@ constexpr RouteEntry kRoutes[] = {
     {"/pause", http::verb::post, pause_route, true},
     {"/pause", http::verb::get, pause_status_route, true},
     {"/resume", http::verb::post, resume_route, true},
+    {"/sleep", http::verb::post, sleep_route, true},
+    {"/wake_up", http::verb::post, resume_route, true},
+    {"/is_sleeping", http::verb::get, sleep_status_route, true},
     {"/reset_prefix_cache", http::verb::post, forget_route, true},
 };
 

@@ -52,6 +52,8 @@ Reply unload_adapter_route(Service& service, const HttpRequest& request);
 Reply pause_route(Service& service, const HttpRequest& request);
 Reply pause_status_route(Service& service, const HttpRequest& request);
 Reply resume_route(Service& service, const HttpRequest& request);
+Reply sleep_route(Service& service, const HttpRequest& request);
+Reply sleep_status_route(Service& service, const HttpRequest& request);
 Reply forget_route(Service& service, const HttpRequest& request);
 bool is_administration(const HttpRequest& request);
 

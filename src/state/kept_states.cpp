@@ -169,6 +169,12 @@ void KeptStates::write_back() {
   }
 }
 
+void KeptStates::leave_memory() {
+  write_back();
+  while (evict()) {
+  }
+}
+
 void KeptStates::forget() {
   memory_.clear();
   if (disk_) disk_->clear();

@@ -75,6 +75,8 @@ class KeptStates {
   void tend();
   // Writes every protected state, the least used first, and waits for it: for an orderly end.
   void write_back();
+  // Leaves no state in memory: protected ones go to disk, where there is one.
+  void leave_memory();
   void forget();  // everything, on disk too
 
   PrefixCacheCounters counters() const;  // states found in memory and on disk

@@ -1,5 +1,7 @@
 #include "state/state.hpp"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -18,9 +20,16 @@ Pool::~Pool() {
 }
 
 // Idle blocks make room for slots and the other way round, so that the limit needs no split between them.
-void Pool::release_idle(std::size_t wanted) {
+void Pool::give_back() {
+  const std::lock_guard lock(mutex_);
+  release_idle(0);
+  ::malloc_trim(0);  // or the allocator keeps it
+}
+
+// As much of it as leaves `most` bytes allocated.
+void Pool::release_idle(std::size_t most) {
   const auto release = [&](std::vector<std::byte*>& free, std::size_t bytes) {
-    while (!free.empty() && allocated_ + wanted > limit_) {
+    while (!free.empty() && allocated_ > most) {
       ::operator delete(free.back(), kAlign);
       free.pop_back();
       allocated_ -= bytes;
@@ -37,7 +46,7 @@ std::byte* Pool::take(std::vector<std::byte*>& free, std::size_t bytes) {
     free.pop_back();
     return p;
   }
-  if (limit_ != kNoLimit) release_idle(bytes);
+  if (limit_ != kNoLimit) release_idle(limit_ > bytes ? limit_ - bytes : 0);
   auto* p = static_cast<std::byte*>(::operator new(bytes, kAlign));
   allocated_ += bytes;
   return p;

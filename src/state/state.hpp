@@ -41,6 +41,8 @@ class Pool {
   void give_block(std::byte* block);   // one less; the last one frees it
   void give_slot(std::byte* slot);
   bool shared(const std::byte* block) const;  // more than one reference
+  // Gives what lies idle back to the system.
+  void give_back();
   // Bytes allocated, used or not.
   std::size_t allocated_bytes() const;
   // Bytes handed out; shared blocks count once.
@@ -48,7 +50,7 @@ class Pool {
 
  private:
   std::byte* take(std::vector<std::byte*>& free, std::size_t bytes);  // locks
-  void release_idle(std::size_t wanted);
+  void release_idle(std::size_t most);
 
   const model::StateLayout layout_;
   const std::size_t limit_;

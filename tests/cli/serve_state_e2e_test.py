@@ -132,6 +132,44 @@ class Administration(ServeCase):
         self.check_error(self.admin(server, "/pause", {"mode": "never"}), 400, "mode")
 
 
+    def test_a_server_that_sleeps_holds_no_state(self):
+        for more, known in (((), 0), (("--state-dir", pathlib.Path(self.folder) / "states"), 320)):
+            server = self.serve("--admin-keys", self.keys, *more)
+            prompt = list(range(7, 327))
+            first = server.complete(prompt=prompt, temperature=0)[1]
+            self.assertGreater(server.metric("tidelock_state_bytes"), 0)
+            answers = []
+            stream = threading.Thread(target=lambda: answers.append(server.complete(prompt=[9] * 3500, max_tokens=2)))
+            stream.start()
+            while server.metric("tidelock_sequences_running") == 0 and not answers:
+                time.sleep(0.01)
+            self.admin(server, "/sleep", {"mode": "wait"})
+            end = time.monotonic() + 60
+            while not self.admin(server, "/is_sleeping", method="GET")[1]["is_sleeping"]:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
+            stream.join()
+            self.assertEqual(answers[0][0].status, 200)  # what ran was run to its end
+            self.assertEqual((server.metric("tidelock_state_bytes"), server.metric("tidelock_kept_states")), (0, 0))
+            waiting = threading.Thread(target=lambda: answers.append(server.complete(prompt=prompt, temperature=0)))
+            waiting.start()
+            time.sleep(0.3)
+            self.assertEqual(len(answers), 1)
+            self.assertEqual(self.admin(server, "/wake_up")[1]["paused"], False)
+            waiting.join()
+            body = answers[1][1]
+            self.assertEqual(body["choices"], first["choices"])
+            # From disk, where there is one: at the answer's end, or at the last whole block before the prompt's.
+            self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"] >= known - 64, True)
+            self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, known > 0)
+            self.assertEqual(self.admin(server, "/is_sleeping", method="GET")[1]["is_sleeping"], False)
+            self.admin(server, "/sleep", {"mode": "abort"})
+            self.admin(server, "/wake_up")  # at once
+            self.assertEqual(server.complete(prompt=prompt, temperature=0)[1]["choices"], first["choices"])
+            self.check_error(self.admin(server, "/sleep", {"mode": "keep"}), 400, "mode")
+            server.close()
+
+
 class Reuse(ServeCase):
     PROMPT = [7 + i * i % 400 for i in range(300)]
 
