@@ -10,6 +10,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <cerrno>
 #include <csignal>
@@ -23,6 +24,7 @@ namespace {
 
 namespace asio = boost::asio;
 using sandbox::ProcessEvent;
+constexpr std::chrono::seconds kEndPatience{10};  // for a session that was told to end
 
 // While it lives, the terminal hands over every key as it is typed and shows bytes as they are.
 class RawTerminal {
@@ -81,7 +83,9 @@ class Shell {
   void take_events() {
     while (const std::optional<ProcessEvent> event = listener_->take()) {
       if (event->kind == ProcessEvent::Kind::ended) {
-        end(event->exit_code);
+        end(interrupted_ != 0 ? 128 + interrupted_ : event->exit_code);
+      } else if (interrupted_ != 0 && event->kind != ProcessEvent::Kind::lost) {  // nobody may be there to be shown it
+        continue;
       } else if (event->kind == ProcessEvent::Kind::lost) {
         fail(ErrorCode::io, "the sandbox was paused or ended");
       } else {
@@ -121,14 +125,26 @@ class Shell {
     signals_.async_wait([this](const boost::system::error_code& error, int number) {
       if (error) return;
       if (number != SIGWINCH) return interrupt(number);
-      box_.resize(listener_->pid(), window_size());
+      if (interrupted_ == 0) box_.resize(listener_->pid(), window_size());
       await_signal();
     });
   }
 
+  // The session is over when this program ends: who told it to end may look.
   void interrupt(int number) {
-    box_.signal(listener_->pid(), SIGKILL);
-    end(128 + number);
+    if (interrupted_ != 0) return;
+    interrupted_ = number;
+    try {
+      box_.signal(listener_->pid(), SIGKILL);
+    } catch (const Error& error) {  // it has just ended: that is told next
+      if (error.code() != ErrorCode::not_found) throw;
+    }
+    patience_.expires_after(kEndPatience);
+    patience_.async_wait([](const boost::system::error_code& error) {
+      if (!error)
+        fail(ErrorCode::io, "the sandbox did not end the session within {} s; it may go on", kEndPatience.count());
+    });
+    await_signal();
   }
 
   void end(int code) {
@@ -141,6 +157,8 @@ class Shell {
   // Opened anew: the loop reads without waiting, and that must not become so for whoever shares the terminal.
   asio::posix::stream_descriptor keys_{loop_, open("/proc/self/fd/0", O_RDONLY | O_NOCTTY | O_CLOEXEC)};
   asio::signal_set signals_{loop_, SIGWINCH, SIGTERM, SIGHUP};
+  asio::steady_timer patience_{loop_};
+  int interrupted_ = 0;  // the signal that told this program to end
   std::shared_ptr<sandbox::ProcessListener> listener_;
   asio::thread_pool typing_{1};
   int code_ = 0;

@@ -22,11 +22,17 @@ constexpr long kMaxProcesses = 256;  // streams at once, with those whose pipes 
 constexpr long kMaxEnded = 64;       // processes whose end is remembered
 constexpr long kMaxWatches = 64;
 constexpr int kKillRounds = 20;
+constexpr long kKillPatience = 2000;  // ms until the end of a killed session is told whatever is left of it
+constexpr int kKillLook = 10;         // ms between two looks
 
-time_t seconds_now() {
+timespec monotonic_now() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec;
+  return now;
+}
+
+time_t seconds_now() {
+  return monotonic_now().tv_sec;
 }
 
 bool forgettable(const Process& p) {
@@ -45,24 +51,35 @@ void set_size(int terminal, std::uint32_t packed) {
   ioctl(terminal, TIOCSWINSZ, &size);
 }
 
+// Kills what belongs to the session of `leader` beside itself; whether there was anything.
+bool kill_followers(pid_t leader) {
+  bool found = false;
+  DIR* proc = opendir("/proc");
+  while (const dirent* entry = proc != nullptr ? readdir(proc) : nullptr) {
+    const pid_t pid = atoi(entry->d_name);
+    if (pid > 1 && pid != leader && getsid(pid) == leader) {
+      found = kill(pid, SIGKILL) == 0 || found;
+    }
+  }
+  closedir(proc);
+  return found;
+}
+
 // Ends the command and what still belongs to its session; daemons that made a session of their own stay.
 void end_session(pid_t leader) {
-  if (leader <= 0) {
-    return;
-  }
-  bool found = true;
-  for (int round = 0; round < kKillRounds && found; ++round) {
-    found = false;
-    DIR* proc = opendir("/proc");
-    while (const dirent* entry = proc != nullptr ? readdir(proc) : nullptr) {
-      const pid_t pid = atoi(entry->d_name);
-      if (pid > 1 && pid != leader && getsid(pid) == leader) {
-        found = kill(pid, SIGKILL) == 0 || found;
-      }
-    }
-    closedir(proc);
+  for (int round = 0; round < kKillRounds && kill_followers(leader); ++round) {
   }
   kill(leader, SIGKILL);
+}
+
+// A killed process lives on until the processor comes to it. Its session's number is used for nothing else till then.
+bool dies_still(const Process& p) {
+  if (p.killed.tv_sec == 0) {
+    return false;
+  }
+  const timespec now = monotonic_now();
+  const long waited = (now.tv_sec - p.killed.tv_sec) * 1000 + (now.tv_nsec - p.killed.tv_nsec) / 1'000'000;
+  return waited < kKillPatience && kill_followers(p.number);
 }
 
 }  // namespace
@@ -235,8 +252,9 @@ void Processes::take(const Frame& frame) {
       process.input_end = true;
     } else if (frame.type == FrameType::kill && process.socket) {
       reset(process);
-    } else if (frame.type == FrameType::kill) {
+    } else if (frame.type == FrameType::kill && process.pid > 0) {
       end_session(process.pid);
+      process.killed = monotonic_now();
     } else if (frame.type == FrameType::signal && number > 0 && process.pid > 0) {
       ::kill(-process.pid, static_cast<int>(number));
     } else if (frame.type == FrameType::resize && process.terminal && process.out >= 0) {
@@ -261,8 +279,11 @@ int Processes::add_polls(std::vector<pollfd>& entries) const {
     if (p.in >= 0 && (!p.input.empty() || p.connecting != 0)) {
       entries.push_back({p.in, POLLOUT, 0});
     }
-    if (p.ended && p.stays) {
+    if (p.ended && p.stays && patience < 0) {
       patience = vm::kEndedSeconds * 1000;
+    }
+    if (!p.ended && p.killed.tv_sec != 0) {
+      patience = kKillLook;
     }
     if (may_drain(p)) {
       entries.push_back({p.out, POLLIN, 0});
@@ -344,11 +365,12 @@ void Processes::drain(Process& process, int& fd, FrameType type) {
   }
 }
 
-// The end of a command is told after all that it wrote.
+// The end of a command is told after all that it wrote; that of one which was killed, after its session's.
 void Processes::report(Process& process) {
   const bool again = process.ended && process.recalled;
   if (process.pid != 0 || (process.socket && process.out >= 0) || (process.ended && !again) ||
-      (process.heard && !again && (has_more(process.out) || has_more(process.err)))) {
+      (process.heard && !again && (has_more(process.out) || has_more(process.err))) ||
+      (!process.ended && dies_still(process))) {
     return;
   }
   const int signal = WIFSIGNALED(process.status) ? WTERMSIG(process.status) : 0;

@@ -29,6 +29,7 @@ struct Process {
   bool heard = true;   // the program that started it is still connected
   bool ended = false;  // its end was reported; the pipes are kept empty for what it left in the background
   int status = 0;
+  timespec killed{};                // its session was ended, at this time of the monotonic clock
   int in = -1, out = -1, err = -1;  // with a terminal: in and out are its other side, err is none
   std::string input;
   bool input_end = false;
