@@ -140,7 +140,7 @@ class Engine {
   std::size_t state_bytes() const;       // allocated
   std::size_t state_bytes_used() const;  // live and kept
   state::DiskCounters disk_counters() const;
-  void forget();      // every kept state
+  void forget();  // every kept state
   // Gives the memory of kept states and of steps back to the system; kept states go to disk, where there is one. Waits.
   void rest();
   void write_back();  // kept states to disk, where there is one; waits. For an orderly end
