@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=(build-essential cmake ninja-build ccache libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
-  libgtest-dev librapidcheck-dev libdnnl-dev libssl-dev libseccomp-dev libicu-dev libboost1.81-dev libxxhash-dev liburing-dev busybox-static
+  libgtest-dev librapidcheck-dev libdnnl-dev libssl-dev libseccomp-dev libicu-dev zlib1g-dev libboost1.81-dev libxxhash-dev liburing-dev busybox-static
   qemu-system-x86 e2fsprogs python3 python3-venv)
 [[ "${1:-}" == "--test" ]] && packages+=(qemu-utils clang clang-tidy clang-format libclang-rt-14-dev python3-jsonschema python3-numpy python3-torch libopenblas0-pthread tmux)
 [[ "${1:-}" == "--test" ]] && ! command -v npm >/dev/null && packages+=(nodejs npm)

@@ -7,6 +7,7 @@
 
 #include "base/base.hpp"
 #include "cli/cli.hpp"
+#include "cli/sandbox_build.hpp"
 #include "cli/sandbox_serve.hpp"
 #include "cli/sandbox_shell.hpp"
 #include "sandbox/sandbox.hpp"
@@ -15,12 +16,13 @@ namespace tidelock::cli {
 namespace {
 
 struct SandboxOptions {
-  std::string directory, id, name, image = "busybox", snapshot, accelerator = "auto", workdir = "/root";
+  std::string directory, id, name, image = "busybox", snapshot, accelerator = "auto", workdir, from, to;
   std::uint64_t memory_mib = 256, disk_mib = 64;
   int processes = 64, count = 1;
   double timeout = 60;
   bool input = false, root = false;
   std::vector<std::string> command, environment;
+  BuildRequest build;
 };
 
 std::unique_ptr<sandbox::Runtime> open_runtime(const SandboxOptions& o) {
@@ -40,6 +42,13 @@ sandbox::Spec spec_of(const SandboxOptions& o) {
   return spec;
 }
 
+// Where a command runs: where it was said, or where the sandbox's template says.
+std::string directory_for(const SandboxOptions& o, sandbox::Sandbox& box) {
+  if (!o.workdir.empty()) return o.workdir;
+  const std::string own = box.defaults().directory;
+  return own.empty() ? "/root" : own;
+}
+
 void write_through(std::FILE* file, std::string_view bytes) {
   if (std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size() || std::fflush(file) != 0)
     fail(ErrorCode::io, "cannot write what the command printed");
@@ -49,7 +58,8 @@ int exec(const SandboxOptions& o) {
   const auto runtime = open_runtime(o);
   sandbox::ExecRequest request;
   request.argv = o.command;
-  request.directory = o.workdir;
+  const auto box = runtime->open(o.id);
+  request.directory = directory_for(o, *box);
   request.timeout = std::chrono::milliseconds(static_cast<long>(o.timeout * 1000));
   request.output_limit = 0;  // printed as it comes, not kept
   for (const std::string& text : o.environment) {
@@ -61,7 +71,7 @@ int exec(const SandboxOptions& o) {
   request.on_output = [](sandbox::Stream stream, std::string_view bytes) {
     write_through(stream == sandbox::Stream::standard_output ? stdout : stderr, bytes);
   };
-  const sandbox::ExecResult result = runtime->open(o.id)->exec(request);
+  const sandbox::ExecResult result = box->exec(request);
   if (result.timed_out) {
     std::fprintf(stderr, "tidelock: ended after %g s\n", o.timeout);
     return 124;
@@ -144,19 +154,26 @@ Action add_sandbox(CLI::App& app) {
     };
   };
   const auto shape = [&](CLI::App* sub) {
-    sub->add_option("--image", o->image, "busybox, or a folder that holds a root file system");
+    sub->add_option("--image", o->image,
+                    "busybox, a folder that holds a root file system, or an OCI image layout (folder or tar archive)");
     sub->add_option("--memory", o->memory_mib, "MiB of memory")->check(CLI::Range(96, 65536));
     sub->add_option("--disk", o->disk_mib, "MiB that the guest may write")->check(CLI::Range(1, 1 << 20));
   };
   const auto need_id = [&](CLI::App* sub) { sub->add_option("sandbox", o->id, "its name")->required(); };
-  CLI::App* build = add("build", "boots a template once, so that create is quick", [o] {
-    open_runtime(*o)->build(spec_of(*o));
+  CLI::App* build = add("build", "boots an image once, so that create is quick; with --name: builds a template", [o] {
+    const auto runtime = open_runtime(*o);
+    if (!o->build.name.empty() || !o->build.recipe.empty()) return build_named(*runtime, spec_of(*o), o->build);
+    runtime->build(spec_of(*o));
     return 0;
   });
   shape(build);
+  build->add_option("recipe", o->build.recipe, "file of steps: FROM, ENV, WORKDIR, USER, COPY, RUN, START, READY");
+  build->add_option("--name", o->build.name, "of the template, for create --template");
+  build->add_option("--context", o->build.context, "folder of COPY's files; the recipe's when it is not given");
+  build->add_flag("--no-cache", o->build.no_cache, "does every step again");
   CLI::App* make = add("create", "starts a sandbox and prints its name", [o] { return create(*o); });
   shape(make);
-  make->add_option("--from", o->snapshot, "a snapshot to start from, instead of an image");
+  make->add_option("--from,--template", o->snapshot, "a snapshot or template to start from, instead of an image");
   make->add_option("--processes", o->processes, "the most processes of its user")->check(CLI::Range(1, 100000));
   CLI::App* run = add("exec", "runs a command; resumes the sandbox first when it is paused", [o] { return exec(*o); });
   need_id(run);
@@ -168,12 +185,25 @@ Action add_sandbox(CLI::App& app) {
   CLI::App* shell = add("shell", "a terminal in the sandbox; resumes it first when it is paused", [o] {
     const auto runtime = open_runtime(*o);
     const std::vector<std::string> login{"/bin/sh", "-i", "-l"};
-    return run_shell(*runtime->open(o->id), o->command.empty() ? login : o->command, o->root, o->workdir);
+    const auto box = runtime->open(o->id);
+    return run_shell(*box, o->command.empty() ? login : o->command, o->root || box->defaults().root,
+                     directory_for(*o, *box));
   });
   need_id(shell);
   shell->add_option("command", o->command, "program and arguments, after --; a login shell when there are none");
   shell->add_option("--workdir", o->workdir, "where it runs");
   shell->add_flag("--root", o->root, "as the sandbox's root");
+  const auto on_files = [o](int (*act)(sandbox::Sandbox&, const std::string&, const std::string&)) {
+    return [o, act] { return act(*open_runtime(*o)->open(o->id), o->from, o->to); };
+  };
+  CLI::App* up = add("upload", "copies a file into the sandbox", on_files(upload));
+  need_id(up);
+  up->add_option("from", o->from, "file here; -: standard input")->required();
+  up->add_option("to", o->to, "absolute path there; its folders are made")->required();
+  CLI::App* down = add("download", "copies a file out of the sandbox", on_files(download));
+  need_id(down);
+  down->add_option("from", o->from, "absolute path there")->required();
+  down->add_option("to", o->to, "file here; -: standard output")->required();
   need_id(add("pause", "writes memory to disk and ends the process: nothing stays resident",
               on_box([](sandbox::Sandbox& box, const SandboxOptions&) { box.pause(); })));
   need_id(add("resume", "goes on where it was paused",

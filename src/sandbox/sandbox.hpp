@@ -34,9 +34,20 @@ struct Limits {
 };
 
 struct Spec {
-  std::string image = "busybox";  // name of a template known to the runtime, or a directory to use as read-only root
+  // Name of a template known to the runtime, or a directory to use as read-only root. MicroVMs: also an OCI image
+  // layout, as a folder or as a tar archive.
+  std::string image = "busybox";
   Limits limits;
   std::string snapshot;  // start from this snapshot instead, which has its image and limits; empty: from the image
+  // A later program that finds it left by this one, which was killed, ends and removes it.
+  bool passing = false;
+};
+
+// What processes in a sandbox get where a request does not say. Kept with the sandbox, its copies and its snapshots.
+struct Defaults {
+  std::map<std::string, std::string> environment;
+  std::string directory;  // empty: /root
+  bool root = false;      // as the sandbox's root; otherwise as its unprivileged user
 };
 
 enum class Stream { standard_output, standard_error };
@@ -216,7 +227,9 @@ class Sandbox {
   virtual std::vector<std::unique_ptr<Sandbox>> fork(int count);  // copies, each going on from now
   virtual void snapshot(const std::string& name);                 // a checkpoint with a name, for Spec and revert
   virtual void revert(const std::string& snapshot = "");          // back to a snapshot, or to the last checkpoint
-  virtual void keep();                                            // outlives this object and this program
+  virtual Defaults defaults();
+  virtual void set_defaults(const Defaults& defaults);
+  virtual void keep();    // outlives this object and this program
   virtual void remove();  // what destroying the object would do, now and for a kept one; not to be used after
 };
 
@@ -241,7 +254,11 @@ class Runtime {
   virtual std::unique_ptr<Sandbox> open(const std::string& id);  // kept
   virtual std::vector<Listing> list();
   virtual void remove_snapshot(const std::string& name);
-  virtual void build(const Spec& spec);  // prepares what create needs, so that it is quick
+  virtual Defaults snapshot_defaults(const std::string& name);  // Error{not_found}
+  // A second name for what a snapshot holds, in place of what `name` named before, at once. Error{not_found}.
+  virtual void name_snapshot(const std::string& existing, const std::string& name);
+  // Prepares what create needs, so that it is quick. Names what all of it was made from: equal for equal content.
+  virtual std::string build(const Spec& spec);
 };
 
 struct ContainerOptions {

@@ -60,6 +60,12 @@ void Sandbox::snapshot(const std::string& /*name*/) {
 void Sandbox::revert(const std::string& /*snapshot*/) {
   refuse("go back to a snapshot");
 }
+Defaults Sandbox::defaults() {
+  return {};
+}
+void Sandbox::set_defaults(const Defaults& /*defaults*/) {
+  refuse("keep defaults of processes");
+}
 void Sandbox::keep() {
   refuse("keep a sandbox beyond the program");
 }
@@ -75,6 +81,14 @@ std::vector<Listing> Runtime::list() {
 void Runtime::remove_snapshot(const std::string& /*name*/) {
   refuse("keep snapshots");
 }
-void Runtime::build(const Spec& /*spec*/) {}
+Defaults Runtime::snapshot_defaults(const std::string& /*name*/) {
+  refuse("keep snapshots");
+}
+void Runtime::name_snapshot(const std::string& /*existing*/, const std::string& /*name*/) {
+  refuse("keep snapshots");
+}
+std::string Runtime::build(const Spec& spec) {
+  return spec.image;  // nothing is prepared
+}
 
 }  // namespace tidelock::sandbox

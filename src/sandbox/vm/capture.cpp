@@ -64,18 +64,18 @@ void sync_path(const fs::path& path) {
   }
 }
 
+}  // namespace
+
 void need_name(const std::string& name) {
   const bool plain = !name.empty() && name.size() <= 64 && name[0] != '.' &&
                      std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                       return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+                       return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.' || c == ':';
                      });
   if (!plain) {
     fail(ErrorCode::invalid_argument,
-         "snapshot name '{}': expected up to 64 letters, digits, '-', '_' and '.', not starting with '.'", name);
+         "snapshot name '{}': expected up to 64 letters, digits, '-', '_', '.' and ':', not starting with '.'", name);
   }
 }
-
-}  // namespace
 
 // One checkpoint of a running guest: a layer on the one it stands on. When it goes on, it writes to a new disk; when
 // not, its disk is frozen as it is and the record says paused.
@@ -173,7 +173,9 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
                     {"sandbox/" + guest.id, to_json(after)},
                     {intent, std::nullopt}};
     if (!name.empty()) {
-      changes.push_back({"snapshot/" + name, Json{{"layer", layer}, {"created", std::time(nullptr)}}});
+      changes.push_back(
+          {"snapshot/" + name,
+           Json{{"layer", layer}, {"created", std::time(nullptr)}, {"defaults", to_json(guest.defaults)}}});
     }
     commit(changes);
     guest = after;
@@ -198,7 +200,8 @@ void Store::capture(const std::string& id, const std::string& operation, const s
   const Guest guest = find(id);
   if (guest.state == "paused") {
     if (!name.empty()) {
-      commit({{"snapshot/" + name, Json{{"layer", guest.layer}, {"created", std::time(nullptr)}}}});
+      commit({{"snapshot/" + name,
+               Json{{"layer", guest.layer}, {"created", std::time(nullptr)}, {"defaults", to_json(guest.defaults)}}}});
     }
     return;  // a paused sandbox is its own checkpoint
   }

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "sandbox/oci/layout.hpp"
 #include "sandbox/vm/qcow2.hpp"
 #include "sandbox/vm/store.hpp"
 
@@ -38,7 +39,8 @@ Template Store::template_for(const Spec& spec) {
          spec.limits.cpus);
   }
   const std::lock_guard lock(building_);  // the second who wants the same waits for it
-  std::string& built = built_[fmt::format("{} {} {}", spec.limits.memory_bytes, spec.limits.disk_bytes, spec.image)];
+  const std::string image = oci::is_layout(spec.image) ? oci::Layout(spec.image).image().digest : spec.image;
+  std::string& built = built_[fmt::format("{} {} {}", spec.limits.memory_bytes, spec.limits.disk_bytes, image)];
   if (!built.empty()) {
     return known_template(built);
   }
@@ -221,6 +223,7 @@ std::string Store::create(const Spec& spec) {
   guest.id = new_token('v');
   guest.created = std::time(nullptr);
   guest.processes = spec.limits.processes;
+  guest.passing = spec.passing;
   if (spec.snapshot.empty()) {
     guest.template_key = template_for(spec).key;
   } else {
@@ -230,6 +233,7 @@ std::string Store::create(const Spec& spec) {
       fail(ErrorCode::not_found, "no snapshot '{}' in {}", spec.snapshot, root_.string());
     }
     stand_on(guest, record->value("layer", ""));
+    guest.defaults = snapshot_defaults(spec.snapshot);
   }
   const std::shared_ptr<Live> box = live(guest.id);
   const std::lock_guard busy(box->busy);
@@ -366,6 +370,39 @@ void Store::remove_snapshot(const std::string& name) {
     fail(ErrorCode::not_found, "no snapshot '{}' in {}", name, root_.string());
   }
   commit({{"snapshot/" + name, std::nullopt}});
+}
+
+Defaults Store::snapshot_defaults(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const Json* record = journal_->find("snapshot/" + name);
+  if (record == nullptr) {
+    fail(ErrorCode::not_found, "no snapshot '{}' in {}", name, root_.string());
+  }
+  try {
+    return parse_defaults(*record);
+  } catch (const Json::exception& error) {
+    fail(ErrorCode::corrupt_data, "snapshot '{}': its record cannot be read: {}", name, error.what());
+  }
+}
+
+void Store::name_snapshot(const std::string& existing, const std::string& name) {
+  need_name(name);
+  const std::lock_guard lock(mutex_);
+  const Json* record = journal_->find("snapshot/" + existing);
+  if (record == nullptr) {
+    fail(ErrorCode::not_found, "no snapshot '{}' in {}", existing, root_.string());
+  }
+  Json copy = *record;
+  copy["created"] = std::time(nullptr);
+  commit({{"snapshot/" + name, std::move(copy)}});
+}
+
+void Store::set_defaults(const std::string& id, const Defaults& defaults) {
+  const std::shared_ptr<Live> box = live(id);
+  const std::lock_guard busy(box->busy);
+  Guest guest = find(id);
+  guest.defaults = defaults;
+  commit({{"sandbox/" + id, to_json(guest)}});
 }
 
 }  // namespace tidelock::sandbox::vm

@@ -52,7 +52,9 @@ class MicrovmSandbox : public Sandbox {
     if (request.timeout.count() < 0) {
       fail(ErrorCode::invalid_argument, "sandbox {}: a time-out of {} ms", id_, request.timeout.count());
     }
-    return run(command_of(request), request);
+    vm::GuestRequest command = command_of(request);
+    command.flags = store_->guest(id_).defaults.root ? vm::kAsRoot : 0;
+    return run(command, request);
   }
 
   void write_file(const std::string& path, std::string_view content, int mode) override {
@@ -165,6 +167,16 @@ class MicrovmSandbox : public Sandbox {
     store_->revert(id_, snapshot);
     note_thawed();
   }
+  Defaults defaults() override { return store_->guest(id_).defaults; }
+  void set_defaults(const Defaults& defaults) override {
+    for (const auto& [name, value] : defaults.environment) {
+      if (name.empty() || (name + value).find('\0') != std::string::npos || name.find('=') != std::string::npos) {
+        fail(ErrorCode::invalid_argument, "sandbox {}: '{}' is not a variable's name, or its value has a zero byte",
+             id_, name.substr(0, 100));
+      }
+    }
+    store_->set_defaults(id_, defaults);
+  }
   void keep() override { kept_ = true; }
   void remove() override {
     store_->remove(id_);
@@ -200,7 +212,10 @@ class MicrovmSandbox : public Sandbox {
     for (const std::string& text : request.argv) {
       append_text(guest.arguments, text, "an argument");
     }
-    for (const std::string& variable : environment_of(id_, request)) {
+    ExecRequest whole = request;
+    const Defaults defaults = store_->guest(id_).defaults;
+    whole.environment.insert(defaults.environment.begin(), defaults.environment.end());  // what is asked for stays
+    for (const std::string& variable : environment_of(id_, whole)) {
       append_text(guest.environment, variable, "the environment");
     }
     return guest;
@@ -298,7 +313,11 @@ class MicrovmRuntime : public Runtime {
   }
   std::vector<Listing> list() override { return store_->list(); }
   void remove_snapshot(const std::string& name) override { store_->remove_snapshot(name); }
-  void build(const Spec& spec) override { store_->template_of(spec); }
+  Defaults snapshot_defaults(const std::string& name) override { return store_->snapshot_defaults(name); }
+  void name_snapshot(const std::string& existing, const std::string& name) override {
+    store_->name_snapshot(existing, name);
+  }
+  std::string build(const Spec& spec) override { return store_->template_of(spec).key; }
 
  private:
   std::shared_ptr<vm::Store> store_;

@@ -104,6 +104,7 @@ void Store::recover() {
   const std::vector<std::pair<std::string, ProcessId>> machines = find_machines(directory_id_);
   std::set<std::string> adopted;
   const Journal::Records records = journal_->records();
+  std::vector<std::string> passing;  // of a program that was killed: nobody will ask for them
   for (const auto& [key, record] : records) {
     if (key.rfind("sandbox/", 0) != 0) {
       continue;
@@ -112,6 +113,8 @@ void Store::recover() {
     if (!guest) {
       unreadable_ = true;
       spdlog::warn("{}: the record of {} cannot be read; it is left as it is", root_.string(), key);
+    } else if (guest->passing) {
+      passing.push_back(key);
     } else if (guest->state == "running") {
       if (adopt(*guest, machines)) {
         adopted.insert(guest->run);
@@ -129,6 +132,10 @@ void Store::recover() {
     }
   }
   undo_intents();
+  for (const std::string& key : passing) {
+    spdlog::info("removing {}, which was made to pass", key);
+    commit({{key, std::nullopt}});
+  }
   for (const fs::directory_entry& entry : fs::directory_iterator(root_ / "run")) {
     if (!adopted.contains(entry.path().filename())) {
       fs::remove_all(entry.path());

@@ -94,7 +94,24 @@ Json to_json(const Guest& guest) {
           {"pid", guest.process.pid},
           {"start", guest.process.start},
           {"processes", guest.processes},
-          {"created", guest.created}};
+          {"created", guest.created},
+          {"defaults", to_json(guest.defaults)},
+          {"passing", guest.passing}};
+}
+
+Json to_json(const Defaults& defaults) {
+  return {{"environment", defaults.environment}, {"directory", defaults.directory}, {"root", defaults.root}};
+}
+
+Defaults parse_defaults(const Json& record) {
+  Defaults out;
+  const auto found = record.is_object() ? record.find("defaults") : record.end();
+  if (found != record.end()) {
+    out.environment = found->at("environment").get<std::map<std::string, std::string>>();
+    out.directory = found->at("directory");
+    out.root = found->at("root");
+  }
+  return out;
 }
 
 std::optional<Guest> parse_guest(const std::string& id, const Json& record) {
@@ -109,6 +126,8 @@ std::optional<Guest> parse_guest(const std::string& id, const Json& record) {
     out.process = {record.at("pid"), record.at("start")};
     out.processes = record.at("processes");
     out.created = record.at("created");
+    out.defaults = parse_defaults(record);
+    out.passing = record.value("passing", false);
     const bool known = out.state == "running" || out.state == "paused" || out.state == "lost";
     return known ? std::optional(out) : std::nullopt;
   } catch (const Json::exception&) {

@@ -42,6 +42,8 @@ struct Guest {
   ProcessId process;
   int processes = 64;  // the limit for its user
   std::int64_t created = 0;
+  Defaults defaults;
+  bool passing = false;  // not to outlive the program that made it
 };
 
 class Store {
@@ -63,6 +65,9 @@ class Store {
   void revert(const std::string& id, const std::string& snapshot);
   void remove(const std::string& id);
   void remove_snapshot(const std::string& name);
+  Defaults snapshot_defaults(const std::string& name);
+  void name_snapshot(const std::string& existing, const std::string& name);
+  void set_defaults(const std::string& id, const Defaults& defaults);
   ExecResult run(const std::string& id, const GuestRequest& request, const ExecRequest& io);
   // The connection to its agent, with the guest running; what comes of it goes on without the store.
   std::shared_ptr<Link> link(const std::string& id);
@@ -133,6 +138,9 @@ class Store {
 };
 
 nlohmann::json to_json(const Guest& guest);
+nlohmann::json to_json(const Defaults& defaults);
+Defaults parse_defaults(const nlohmann::json& record);  // of a record that has none: none
+void need_name(const std::string& name);                // of a snapshot. Throws Error{invalid_argument}
 // Nothing for a record that cannot be one.
 std::optional<Guest> parse_guest(const std::string& id, const nlohmann::json& record);
 std::string new_token(char kind);  // e.g. d1f0c9a3b2e4d5c6: unique, and a name QEMU accepts

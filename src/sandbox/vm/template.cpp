@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "sandbox/image.hpp"
+#include "sandbox/oci/unpack.hpp"
 #include "sandbox/vm/channel.hpp"
 #include "sandbox/vm/kernel.hpp"
 
@@ -30,7 +31,7 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
 std::uint64_t tree_bytes(const fs::path& root) {
   std::uint64_t bytes = 0;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root)) {
-    bytes += 4096 + (entry.is_regular_file() && !entry.is_symlink() ? entry.file_size() : 0);
+    bytes += 4096 + (!entry.is_symlink() && entry.is_regular_file() ? entry.file_size() : 0);
   }
   return bytes;
 }
@@ -183,11 +184,24 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
   fs::remove_all(work);
   fs::create_directories(work);
   fs::path image = spec.image;
+  std::optional<oci::Layout> layout;
+  oci::Image layers;
+  std::string identity = spec.image;  // what the root is made of
   if (spec.image == "busybox") {
     image = work / "root";
     build_busybox_image(image);
-  } else if (!fs::is_directory(image)) {
-    fail(ErrorCode::not_found, "image '{}': expected 'busybox' or a folder that holds a root", spec.image);
+  } else if (oci::is_layout(image)) {
+    layout.emplace(image);
+    layers = layout->image();
+    identity = layers.digest;
+  } else if (fs::is_directory(image)) {
+    identity = fs::canonical(image).string();
+  } else {
+    throw Error(ErrorCode::not_found,
+                fmt::format("image '{}': expected 'busybox', a folder that holds a root, or an OCI image layout (a "
+                            "folder or a tar archive)",
+                            spec.image),
+                "images are not fetched from registries: save it as an OCI archive first");
   }
   const std::string initrd = make_initramfs(needed_modules(kernel.modules));
   Template made;
@@ -195,20 +209,29 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
   made.shape.accelerator = choose_accelerator(spec.accelerator);
   made.shape.memory_bytes = round_up(spec.memory_bytes, kMiB);
   // An eighth more: inodes and block maps.
-  made.shape.disk_bytes = round_up((spec.disk_bytes + tree_bytes(image)) / 8 * 9 + 4 * kMiB, kMiB);
+  const auto disk_for = [&spec](const fs::path& root_folder) {
+    return round_up((spec.disk_bytes + tree_bytes(root_folder)) / 8 * 9 + 4 * kMiB, kMiB);
+  };
+  // A layout is unpacked only when it must be; its digest and what the guest may write say how large its disk is.
+  made.shape.disk_bytes = layout ? spec.disk_bytes : disk_for(image);
   if (made.shape.memory_bytes < 96 * kMiB) {
     fail(ErrorCode::invalid_argument, "a microVM with {} bytes of memory; its kernel needs at least {}",
          spec.memory_bytes, 96 * kMiB);
   }
   // A folder is taken by its name: whoever changes what it holds gives the build another name.
-  const std::string recipe = fmt::format(
-      "{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", kManifestVersion, sha256_hex(initrd), kernel.image.filename().string(),
-      spec.image == "busybox" ? spec.image : fs::canonical(image).string(), made.emulator, made.shape.accelerator,
-      made.shape.memory_bytes, made.shape.disk_bytes);
+  const std::string recipe = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", kManifestVersion, sha256_hex(initrd),
+                                         kernel.image.filename().string(), identity, made.emulator,
+                                         made.shape.accelerator, made.shape.memory_bytes, made.shape.disk_bytes);
   made.key = sha256_hex(recipe).substr(0, 24);
   if (fs::exists(root / made.key / "manifest.json")) {
     fs::remove_all(work);
     return open_template(made.key, root, launcher.emulator);
+  }
+  if (layout) {
+    image = work / "root";
+    oci::unpack(*layout, layers, image);
+    oci::complete_root(image);
+    made.shape.disk_bytes = disk_for(image);
   }
   made.folder = work / "made";
   fs::create_directory(made.folder);

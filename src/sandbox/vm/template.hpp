@@ -16,7 +16,7 @@
 namespace tidelock::sandbox::vm {
 
 struct TemplateSpec {
-  std::string image = "busybox";  // the built-in root, or a folder that holds one
+  std::string image = "busybox";  // the built-in root, a folder that holds one, or an OCI image layout
   std::uint64_t memory_bytes = 256ULL << 20;
   std::uint64_t disk_bytes = 64ULL << 20;  // that the guest may write, beside what the root holds
   std::string accelerator = "auto";        // auto, kvm or tcg
