@@ -22,13 +22,25 @@ void parse_listen(const std::string& text, serve::HttpOptions& out) {
     fail(ErrorCode::invalid_argument, "--listen {}: expected ADDRESS:PORT, for instance 127.0.0.1:3000", text);
 }
 
+void add_named(std::map<std::string, std::string>& to, const char* option, const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+      fail(ErrorCode::invalid_argument, "{} {}: expected NAME=IMAGE", option, text);
+    to[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+}
+
 }  // namespace
 
 void add_sandbox_serve(CLI::App& app, SandboxServeOptions& o) {
   app.add_option("--listen", o.listen, "IP address and port; port 0: any free one, which is printed")
       ->capture_default_str();
   app.add_option("--api-key-file", o.keys, "file of keys: SHA256 NAME a line; without it everybody is let in");
-  app.add_option("--template", o.templates, "NAME=IMAGE: busybox, or a folder that holds a root file system")
+  app.add_option("--template", o.templates,
+                 "NAME=IMAGE: busybox, a folder that holds a root file system, or an OCI image layout")
+      ->capture_default_str();
+  app.add_option("--image", o.images, "NAME=IMAGE: what clients may build from, by the name that they use for it")
       ->capture_default_str();
   app.add_option("--memory", o.memory_mib, "MiB of memory of every sandbox")
       ->check(CLI::Range(96, 65536))
@@ -52,12 +64,8 @@ int serve_sandboxes(const std::string& directory, const std::string& accelerator
   options.keys = o.keys;
   options.memory_mib = o.memory_mib, options.disk_mib = o.disk_mib, options.processes = o.processes;
   options.body_bytes = static_cast<std::uint64_t>(o.max_body_mib) << 20;
-  for (const std::string& text : o.templates) {
-    const std::size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-      fail(ErrorCode::invalid_argument, "--template {}: expected NAME=IMAGE", text);
-    options.templates[text.substr(0, equals)] = text.substr(equals + 1);
-  }
+  add_named(options.templates, "--template", o.templates);
+  add_named(options.images, "--image", o.images);
   options.listening = [&](std::uint16_t port) {
     fmt::print("sandboxes at http://{}:{}\n", options.host, port);
     std::fflush(stdout);

@@ -9,7 +9,7 @@ namespace tidelock::cli {
 
 struct SandboxServeOptions {
   std::string listen = "127.0.0.1:3000", keys;
-  std::vector<std::string> templates{"base=busybox"};
+  std::vector<std::string> templates{"base=busybox"}, images{"busybox=busybox"};
   int memory_mib = 256, disk_mib = 256, processes = 128, pool = 0, max_body_mib = 64;
 };
 

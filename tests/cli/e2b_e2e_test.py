@@ -134,11 +134,59 @@ class E2b(Case):
     def test_python_copies(self):
         self.client("copies")
 
-    def test_javascript(self):
-        done = subprocess.run(["node", ROOT / "tests/clients/e2b_client.mjs"], env=self.server.environment(self),
+    def test_python_signed_urls_and_gzip(self):
+        self.client("signed")
+
+    def test_python_templates(self):
+        self.client("templates", str(self.folder / "context"))
+
+    def test_templates_are_refused_with_a_reason(self):
+        ask = self.server.ask
+        response, body = ask("POST", "/v3/templates", {"name": "by-hand:v1", "memoryMB": 128})
+        self.assertEqual((response.status, body["templateID"], body["tags"]), (202, "by-hand", ["v1"]))
+        build = f"/v2/templates/by-hand/builds/{body['buildID']}"
+        self.check(ask("POST", build, {"fromImage": "python:3"}), 400, "no network to fetch it")
+        self.check(ask("POST", build, {"fromImage": "busybox", "fromImageRegistry": {"type": "registry"}}), 501, "no network")
+        self.check(ask("POST", build, {"fromTemplate": "absent"}), 404, "absent")
+        self.check(ask("POST", build, {"fromImage": "busybox", "steps": [{"type": "FLY", "args": []}]}), 400, "steps[0].type")
+        copy = {"type": "COPY", "args": ["a", "/a"], "filesHash": "0" * 64}
+        self.check(ask("POST", build, {"fromImage": "busybox", "steps": [copy]}), 400, "were not sent")
+        copy["filesHash"] = "../../../../etc/passwd"
+        self.check(ask("POST", build, {"fromImage": "busybox", "steps": [copy]}), 400, "expected a hash")
+        copy = {"type": "COPY", "args": ["../a", "/a"], "filesHash": "0" * 64}
+        self.check(ask("POST", build, {"fromImage": "busybox", "steps": [copy]}), 400, "below the folder")
+        self.check(ask("POST", build + "0", {"fromImage": "busybox"}), 404, "was not found")
+        self.check(ask("POST", build.replace("by-hand", "base"), {"fromImage": "busybox"}), 404, "was not found")
+        status = f"/templates/by-hand/builds/{body['buildID']}/status"
+        self.assertEqual(ask("GET", status)[1]["status"], "waiting")
+        self.check(ask("GET", status + "?logsOffset=many"), 400, "logsOffset")
+        self.check(ask("GET", status, key=None), 401)
+        for name, code in (("base", 409), ("", 400), ("../up", 400), ("step-0", 400), ("a:b:c", 400)):
+            self.check(ask("POST", "/v3/templates", {"name": name}), code)
+        self.check(ask("POST", "/templates", {"dockerfile": "FROM a"}), 501, "/v3/templates")
+        response, place = ask("GET", f"/templates/by-hand/files/{'a' * 64}")
+        self.assertEqual((response.status, place["present"]), (201, False))
+        path = place["url"].partition(str(self.server.port))[2]
+        self.check(ask("PUT", path + "0", b"x", key=None), 403, "not known")
+        self.assertEqual(ask("PUT", path, b"sent", key=None)[0].status, 200)
+        self.check(ask("PUT", path, b"again", key=None), 403, "was used")
+        self.assertTrue(ask("GET", f"/templates/by-hand/files/{'a' * 64}")[1]["present"])
+        self.assertIn("base", [one["templateID"] for one in ask("GET", "/templates")[1]])
+        self.check(ask("GET", "/templates/aliases/absent"), 404)
+        self.assertEqual(ask("GET", "/templates/aliases/base")[1], {"templateID": "base", "public": False})
+        self.check(ask("DELETE", "/templates/absent"), 404)
+
+    def javascript(self, script):
+        done = subprocess.run(["node", ROOT / "tests/clients" / script], env=self.server.environment(self),
                               capture_output=True, text=True, timeout=300)  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + (self.server.folder.parent / "log").read_text()[-2000:])
         self.assertIn("all passed", done.stdout)
+
+    def test_javascript(self):
+        self.javascript("e2b_client.mjs")
+
+    def test_javascript_templates(self):
+        self.javascript("e2b_templates.mjs")
 
     def test_a_killed_server_loses_no_sandbox(self):
         before = self.client("before_a_crash")
@@ -311,7 +359,7 @@ exec cat
         self.check(make(somethingNew=1), 501, "somethingNew")
         self.check(self.server.ask("POST", "/v2/sandboxes", b"{"), 400)
         self.check(self.server.ask("GET", "/v2/sandboxes?limit=0"), 400, "limit")
-        self.check(self.server.ask("POST", "/v3/templates", {}), 501)
+        self.check(self.server.ask("POST", "/v3/templates", {}), 400, "name")
         box = self.create()
         self.check(self.server.ask("POST", "/init", {}, sandbox=box), 501)
         self.check(self.server.ask("POST", "/files?path=a", b"x", sandbox=box, headers={"Content-Type": "text/plain"}), 415)

@@ -283,5 +283,81 @@ def after_a_crash(running, paused, running_pid, paused_pid, running_count, pause
     assert Sandbox.kill(running) and Sandbox.kill(paused)
 
 
+def signed():
+    with sandbox() as box:
+        text = "again and again " * 5000
+        box.files.write("/root/zipped", text, gzip=True)
+        assert box.files.read("/root/zipped") == text
+
+        def ask(method, url, **more):
+            """As a browser that the host's name leads to the sandbox."""
+            asked = httpx.URL(url)
+            return httpx.request(method, os.environ["E2B_API_URL"] + asked.raw_path.decode(),
+                                 headers={"Host": f"49983-{box.sandbox_id}.local"}, **more)  # fmt: skip
+        put = ask("POST", box.upload_url("/root/b c", use_signature_expiration=60), files={"file": ("b c", b"signed & sent")})
+        assert put.status_code == 200, put.text
+        url = box.download_url("/root/b c")
+        assert ask("GET", url).content == b"signed & sent"
+        assert ask("GET", box.download_url("/root/b c", user="root")).status_code == 200
+        for wrong in (url.replace("b%20c", "zipped").replace("b+c", "zipped"), url[:-1], url + "&username=root",
+                      box.download_url("/root/b c", use_signature_expiration=-1)):  # fmt: skip
+            assert ask("GET", wrong).status_code == 401, wrong
+        assert ask("POST", url, files={"file": ("b", b"over")}).status_code == 401
+        with sandbox() as other:  # a signature is one sandbox's
+            assert httpx.get(os.environ["E2B_API_URL"] + httpx.URL(url).raw_path.decode(),
+                             headers={"Host": f"49983-{other.sandbox_id}.local"}).status_code == 401  # fmt: skip
+
+
+def templates(folder):
+    from e2b import BuildException, Template, wait_for_file
+
+    os.makedirs(f"{folder}/tree/deep")
+    for name, text in (("one.txt", "1"), ("tree/deep/leaf", "leaf")):
+        with open(f"{folder}/{name}", "w") as file:
+            file.write(text)
+
+    def recipe(last):
+        return (Template(file_context_path=folder).from_image("busybox")
+                .set_user("root").run_cmd("mkdir /app && echo built by $(id -u)").set_user("user").set_workdir("/app")
+                .set_envs({"COLOUR": "deep blue", "LEVEL": "3"}).copy("one.txt", "/app/", mode=0o600).copy("tree", "leaves")
+                .run_cmd(f"echo {last} $COLOUR >/tmp/last; pwd >>/tmp/last")
+                .set_start_cmd("echo up >/tmp/up; exec sleep 4321", wait_for_file("/tmp/up")))  # fmt: skip
+
+    def build(template, name, **options):
+        said = []
+        made = Template.build(template, name, on_build_logs=lambda entry: said.append(entry.message), **options)
+        return made, said
+
+    assert not Template.exists("made-here")
+    made, said = build(recipe("first"), "made-here", cpu_count=1, memory_mb=128)
+    assert made.template_id == "made-here" and made.build_id and Template.exists("made-here"), made
+    assert "built by 0" in said and any("8 steps done, 0 were done before" in line for line in said), said
+    with sandbox(template="made-here", envs={"LEVEL": "4"}) as box:
+        done = box.commands.run("cat /tmp/last; pwd; echo $COLOUR $LEVEL; cat one.txt leaves/deep/leaf; stat -c %a:%u one.txt")
+        assert done.stdout == "first deep blue\n/app\n/app\ndeep blue 4\n1leaf600:1000\n", done
+        assert box.commands.run("ps | grep -c '[s]leep 4321'").stdout == "1\n"
+        box.pause()
+        assert Sandbox.connect(box.sandbox_id).commands.run("printf resumed").stdout == "resumed"
+    _, said = build(recipe("second"), "made-here:v2", tags=["stable"], memory_mb=128)
+    assert any("1 steps done, 7 were done before" in line for line in said), said
+    with sandbox(template="made-here:stable") as box:
+        assert box.commands.run("head -1 /tmp/last").stdout == "second deep blue\n"
+    assert sorted(tag.tag for tag in Template.get_tags("made-here")) == ["default", "stable", "v2"]
+    Template.assign_tags("made-here:v2", "also")
+    Template.remove_tags("made-here", ["stable", "v2"])
+    assert sorted(tag.tag for tag in Template.get_tags("made-here")) == ["also", "default"]
+    build(Template().from_template("made-here").run_cmd("echo onward $LEVEL >/tmp/onward"), "onward")
+    with sandbox(template="onward") as box:
+        assert box.commands.run("cat /tmp/onward").stdout == "onward 3\n"
+    failed = raises(BuildException, lambda: build(Template().from_template("onward").run_cmd("echo why >&2; exit 6"), "onward"))
+    assert "ended with code 6: why" in str(failed), failed
+    with sandbox(template="onward") as box:  # the old one is whole
+        assert box.commands.run("cat /tmp/onward").stdout == "onward 3\n"
+    raises(BuildException, lambda: build(Template().from_image("python:3"), "never"), "no network to fetch it")
+    raises(BuildException, lambda: build(Template().from_template("absent"), "never"), "no template 'absent'")
+    assert not Template.exists("never")
+    assert Sandbox.delete_snapshot("onward") and not Template.exists("onward")
+
+
 globals()[sys.argv[1]](*sys.argv[2:])
 print("passed", sys.argv[1])

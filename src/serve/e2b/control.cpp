@@ -252,16 +252,11 @@ Reply answer_control(Sandboxes& sandboxes, const Request& request) {
   if (path == "/sandboxes" && request.method == "POST") return create(sandboxes, request, second_version);
   if (path == "/sandboxes" && request.method == "GET") return list(sandboxes, request, second_version);
   if (path == "/snapshots" && request.method == "GET") return list_snapshots(sandboxes, request);
-  const std::string sandbox_prefix = "/sandboxes/", template_prefix = "/templates/";
+  const std::string sandbox_prefix = "/sandboxes/";
   if (path.starts_with(sandbox_prefix)) {
     const std::string rest = path.substr(sandbox_prefix.size());
     const std::size_t slash = std::min(rest.find('/'), rest.size());
     return answer_sandbox(sandboxes, request, rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size())));
-  }
-  if (path.starts_with(template_prefix) && request.method == "DELETE") {
-    const auto name = percent_decode(path.substr(template_prefix.size()), false);
-    sandboxes.remove_snapshot(name.value_or(""));
-    return nothing();
   }
   refuse_path(request);
 }

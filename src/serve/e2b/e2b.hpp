@@ -10,6 +10,7 @@
 //   control.cpp    the control plane           sandboxes.cpp  the sandboxes behind it, their time-outs
 //   envd_*.cpp     files and processes         connect.cpp    the protocol that they speak
 //   record.cpp     records on disk, lists      text.cpp       encodings
+//   templates.cpp  builds of templates         template_request.cpp  what clients ask of them
 #pragma once
 
 #include <filesystem>
@@ -26,6 +27,7 @@ struct E2bOptions : HttpOptions {
   std::filesystem::path directory;                        // the runtime's; records of the API live in its folder e2b
   std::filesystem::path keys;                             // empty: everybody is let in
   std::map<std::string, std::string> templates;           // name -> image
+  std::map<std::string, std::string> images;              // what builds may start from: name -> image
   int memory_mib = 256, disk_mib = 256, processes = 128;  // of every sandbox
 };
 

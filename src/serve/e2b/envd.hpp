@@ -14,7 +14,7 @@ namespace tidelock::serve::e2b {
 struct Request {
   std::string method, path, body;
   std::map<std::string, std::string> query;  // decoded
-  std::string content_type;
+  std::string content_type, host;
   std::string authorization, content_encoding;
   bool file_metadata = false;  // a header X-Metadata-... is there
 };
@@ -37,6 +37,8 @@ Reply answer_process(sandbox::Sandbox& box, const std::string& method, const Req
 
 // Of the streams Start and Connect.
 sandbox::ProcessRequest parse_start(const Json& message, const SandboxRecord& record, bool root);
+// What its template says where the call does not: the folder, and the user of a call that names none.
+sandbox::ProcessRequest with_defaults(sandbox::ProcessRequest request, const sandbox::Defaults& defaults, bool no_user);
 int select_process(sandbox::Sandbox& box, const Json& message);  // its pid
 
 // What a sandbox's processor, memory and disk do now. Runs a command in it.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/base.hpp"
+#include "sandbox/oci/layout.hpp"
 #include "serve/api_error.hpp"
 #include "serve/e2b/envd.hpp"
 #include "serve/e2b/text.hpp"
@@ -47,6 +48,33 @@ Json written(const std::string& path) {
 std::string query_of(const Request& request, const char* name) {
   const auto found = request.query.find(name);
   return found == request.query.end() ? "" : found->second;
+}
+
+// The body of an upload, which may be gzip.
+std::string uncompressed(const Request& request) {
+  if (request.content_encoding.empty() || request.content_encoding == "identity") return request.body;
+  if (request.content_encoding != "gzip")
+    throw ApiError(501, "", fmt::format("uploads with Content-Encoding {} are not read", request.content_encoding));
+  const sandbox::oci::Source source = sandbox::oci::gunzip(
+      [&request, at = std::size_t{0}](char* to, std::size_t size) mutable {
+        const std::size_t take = std::min(size, request.body.size() - at);
+        request.body.copy(to, take, at);
+        at += take;
+        return take;
+      },
+      "the body");
+  std::string out;
+  try {
+    char part[64U << 10];
+    for (std::size_t got = 0; (got = source(part, sizeof part)) > 0;) {
+      if (out.size() + got > kMaxRead)
+        throw ApiError(413, "", fmt::format("the body is more than {} bytes when it is uncompressed", kMaxRead));
+      out.append(part, got);
+    }
+  } catch (const Error& error) {
+    throw ApiError(400, "", error.what());
+  }
+  return out;
 }
 
 }  // namespace
@@ -124,8 +152,7 @@ Reply answer_files(sandbox::Sandbox& box, const Request& request) {
     return {200, box.read_file(full, kMaxRead), "application/octet-stream"};
   }
   if (request.method != "POST") throw ApiError(405, "", "/files takes GET and POST");
-  if (!request.content_encoding.empty() && request.content_encoding != "identity")
-    throw ApiError(501, "", fmt::format("uploads with Content-Encoding {} are not read", request.content_encoding));
+  const std::string body = uncompressed(request);
   if (request.file_metadata) throw ApiError(501, "", "X-Metadata-...: files keep no metadata here");
   Json out = Json::array();
   const auto write = [&](const std::string& to, std::string_view content) {
@@ -134,9 +161,9 @@ Reply answer_files(sandbox::Sandbox& box, const Request& request) {
     out.push_back(written(full));
   };
   if (request.content_type.starts_with("application/octet-stream")) {
-    write(path, request.body);
+    write(path, body);
   } else if (request.content_type.starts_with("multipart/form-data")) {
-    const std::vector<Part> parts = parse_multipart(request.content_type, request.body);
+    const std::vector<Part> parts = parse_multipart(request.content_type, body);
     if (!path.empty() && parts.size() > 1)
       throw RpcError("invalid_argument", fmt::format("one path for {} files; name them each", parts.size()));
     for (const Part& part : parts) write(path.empty() ? part.filename : path, part.content);

@@ -91,12 +91,19 @@ sandbox::ProcessRequest parse_start(const Json& message, const SandboxRecord& re
   out.environment = record.environment;
   for (const auto& [name, value] : envs.items()) out.environment[name] = text_of(value, "process.envs");
   const std::string cwd = text_of(member(process, "cwd"), "process.cwd");
-  out.directory = cwd.empty() ? "/root" : guest_path(cwd);
+  out.directory = cwd.empty() ? "" : guest_path(cwd);
   out.root = root;
   out.open_input = input.is_null() || input.get<bool>();  // as envd: absent is true
   out.tag = text_of(member(message, "tag"), "tag");
   if (const Json& terminal = member(message, "pty"); !terminal.is_null()) out.terminal = size_of(terminal);
   return out;
+}
+
+sandbox::ProcessRequest with_defaults(sandbox::ProcessRequest request, const sandbox::Defaults& defaults,
+                                      bool no_user) {
+  if (request.directory.empty()) request.directory = defaults.directory.empty() ? "/root" : defaults.directory;
+  request.root = request.root || (no_user && defaults.root);
+  return request;
 }
 
 int select_process(sandbox::Sandbox& box, const Json& message) {

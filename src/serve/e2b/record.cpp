@@ -79,7 +79,8 @@ Json to_json(const SandboxRecord& r) {
 
 Json to_json(const SnapshotRecord& r) {
   return {{"name", r.name},       {"sandbox", r.sandbox_id},    {"template", r.template_id},
-          {"created", r.created}, {"memory_mib", r.memory_mib}, {"disk_mib", r.disk_mib}};
+          {"created", r.created}, {"memory_mib", r.memory_mib}, {"disk_mib", r.disk_mib},
+          {"build", r.build_id}};
 }
 
 std::optional<SandboxRecord> parse_sandbox(const Json& json) {
@@ -102,6 +103,7 @@ std::optional<SnapshotRecord> parse_snapshot(const Json& json) {
     json.at("name").get_to(out.name), json.at("sandbox").get_to(out.sandbox_id);
     json.at("template").get_to(out.template_id), json.at("created").get_to(out.created);
     json.at("memory_mib").get_to(out.memory_mib), json.at("disk_mib").get_to(out.disk_mib);
+    out.build_id = json.value("build", "");
     return out;
   } catch (const Json::exception&) {
     return std::nullopt;

@@ -33,6 +33,7 @@ struct SnapshotRecord {
   std::string name, sandbox_id, template_id;
   std::int64_t created = 0;
   int memory_mib = 0, disk_mib = 0;
+  std::string build_id = {};  // of a template; empty: a snapshot of a sandbox
 };
 
 Json to_json(const SandboxRecord& record);

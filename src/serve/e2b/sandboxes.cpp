@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/base.hpp"
+#include "sandbox/build/builder.hpp"
 #include "serve/api_error.hpp"
 #include "serve/e2b/text.hpp"
 
@@ -45,6 +46,7 @@ void Sandboxes::adopt() {
     if (const auto record = parse_snapshot(json)) snapshots[record->name] = *record;
   for (const sandbox::Listing& found : runtime_->list()) {
     if (found.kind == "snapshot") {
+      if (found.name.starts_with(sandbox::kStepPrefix)) continue;  // of builds
       const auto known = snapshots.find(found.name);
       snapshots_[found.name] =
           known != snapshots.end()
@@ -101,8 +103,10 @@ SandboxRecord Sandboxes::create(const NewSandbox& wanted) {
   SandboxRecord record = blank("");
   {
     const std::lock_guard lock(mutex_);
-    const auto image = options_.templates.find(wanted.template_id);
-    const auto snapshot = snapshots_.find(wanted.template_id);
+    std::string name = wanted.template_id;
+    if (name.ends_with(":default")) name.resize(name.find(':'));
+    const auto image = options_.templates.find(name);
+    const auto snapshot = snapshots_.find(name);
     if (image == options_.templates.end() && snapshot == snapshots_.end())
       throw ApiError(404, "", fmt::format("there is no template or snapshot '{}'", wanted.template_id.substr(0, 100)));
     if (image != options_.templates.end()) {
@@ -240,8 +244,30 @@ SnapshotRecord Sandboxes::snapshot(const std::string& id, const std::string& nam
 std::vector<SnapshotRecord> Sandboxes::snapshots() {
   const std::lock_guard lock(mutex_);
   std::vector<SnapshotRecord> out;
-  for (const auto& [name, record] : snapshots_) out.push_back(record);
+  for (const auto& [name, record] : snapshots_)
+    if (record.build_id.empty()) out.push_back(record);
   return out;
+}
+
+std::vector<SnapshotRecord> Sandboxes::templates() {
+  const std::lock_guard lock(mutex_);
+  std::vector<SnapshotRecord> out;
+  for (const auto& [name, record] : snapshots_)
+    if (!record.build_id.empty()) out.push_back(record);
+  return out;
+}
+
+std::optional<SnapshotRecord> Sandboxes::find_snapshot(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = snapshots_.find(name);
+  return found == snapshots_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Sandboxes::name_template(const std::string& existing, const SnapshotRecord& record) {
+  const std::lock_guard lock(mutex_);
+  if (existing != record.name) runtime_->name_snapshot(existing, record.name);
+  snapshot_records_.save(record.name, to_json(record));
+  snapshots_[record.name] = record;
 }
 
 void Sandboxes::remove_snapshot(const std::string& name) {

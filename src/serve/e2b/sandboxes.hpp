@@ -20,6 +20,7 @@ namespace tidelock::serve::e2b {
 struct SandboxesOptions {
   std::filesystem::path directory;               // of the runtime; the API's records live in its folder e2b
   std::map<std::string, std::string> templates;  // name -> image
+  std::map<std::string, std::string> images;     // what builds may start from: name -> image
   int memory_mib = 256, disk_mib = 256, processes = 128;
   std::function<std::int64_t()> now;  // milliseconds since 1970
 };
@@ -52,8 +53,15 @@ class Sandboxes {
   void set_timeout(const std::string& id, std::int64_t seconds, bool only_longer);
   std::vector<SandboxRecord> fork(const std::string& id, int count, std::int64_t timeout);
   SnapshotRecord snapshot(const std::string& id, const std::string& name);  // empty: a new one
-  std::vector<SnapshotRecord> snapshots();
+  std::vector<SnapshotRecord> snapshots();                                  // of sandboxes
+  std::vector<SnapshotRecord> templates();                                  // that were built
   void remove_snapshot(const std::string& name);
+  bool has_snapshot(const std::string& name) { return find_snapshot(name).has_value(); }
+  std::optional<SnapshotRecord> find_snapshot(const std::string& name);
+  // What the snapshot `existing` holds is from now also the template of that record, in place of what had its name.
+  void name_template(const std::string& existing, const SnapshotRecord& record);
+  std::int64_t seconds_now() const { return options_.now() / 1000; }
+  sandbox::Runtime& runtime() { return *runtime_; }
 
   // Does something in a running sandbox. One that is paused is resumed when it is to resume by itself; otherwise, and
   // when there is none, ApiError{502} as E2B's proxy answers.

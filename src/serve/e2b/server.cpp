@@ -28,6 +28,7 @@ Request plain(const HttpRequest& from) {
   const auto query = parse_form(std::string_view(target).substr(std::min(question + 1, target.size())));
   if (!query) throw ApiError(400, "", "the query cannot be decoded");
   out.query = *query;
+  out.host = std::string(from[http::field::host]);
   out.content_type = std::string(from[http::field::content_type]);
   out.content_encoding = std::string(from[http::field::content_encoding]);
   out.authorization = std::string(from[http::field::authorization]);
@@ -80,11 +81,14 @@ void Server::admit(const HttpRequest& header) {
     const auto record = sandboxes_->find(target.sandbox);
     if (!record) throw ApiError(502, "", "the sandbox was not found: there is none with this id", target.sandbox);
     if (target.port < 0) throw ApiError(400, "", "E2b-Sandbox-Port: expected 1 to 65535");
-    if (!is_port(target) && !record->token.empty() && !same_secret(header_of(header, "X-Access-Token"), record->token))
+    if (!is_port(target) && !record->token.empty() &&
+        !same_secret(header_of(header, "X-Access-Token"), record->token) &&
+        !(path_of(header) == "/files" && is_signed(plain(header).query, std::string(header.method_string()),
+                                                   record->token, sandboxes_->seconds_now())))
       throw ApiError(401, "", "X-Access-Token: expected the token that the sandbox was made with");
     return;
   }
-  if (!keys_.required()) return;
+  if (!keys_.required() || Templates::is_upload(path_of(header))) return;
   const auto [first, last] = header.equal_range("X-API-KEY");
   if (first == last) throw ApiError(401, "", "this server asks for a key: X-API-KEY");
   try {
@@ -130,6 +134,7 @@ void Server::begin(asio::io_context& io) {
 
 void Server::end() {
   pool_.join();        // what is under way is done; its news reaches nobody
+  templates_.reset();  // a build that is under way is given up
   sandboxes_.reset();  // and with it everything that could wake a connection
 }
 
@@ -175,7 +180,9 @@ asio::awaitable<bool> Server::answer(Stream& stream, const HttpRequest& request)
   std::exception_ptr wrong;
   const std::function<void()> act = [&] {
     try {
-      reply = target.sandbox.empty() ? answer_control(*sandboxes_, asked) : answer_inside(target, asked);
+      reply = !target.sandbox.empty()          ? answer_inside(target, asked)
+              : Templates::answers(asked.path) ? templates_->answer(asked)
+                                               : answer_control(*sandboxes_, asked);
     } catch (...) {
       wrong = std::current_exception();
     }
@@ -206,7 +213,10 @@ void serve_e2b(std::unique_ptr<sandbox::Runtime> runtime, const E2bOptions& opti
     return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
         .count();
   };
-  Server server(options, std::make_unique<Sandboxes>(std::move(runtime), inner));
+  inner.images = options.images;
+  auto sandboxes = std::make_unique<Sandboxes>(std::move(runtime), inner);
+  auto templates = std::make_unique<Templates>(*sandboxes, inner);
+  Server server(options, std::move(sandboxes), std::move(templates));
   run_http_server(server);
 }
 

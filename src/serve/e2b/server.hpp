@@ -16,6 +16,7 @@
 
 #include "serve/e2b/control.hpp"
 #include "serve/e2b/e2b.hpp"
+#include "serve/e2b/templates.hpp"
 #include "serve/e2b/watchers.hpp"
 #include "serve/http.hpp"
 #include "serve/keys.hpp"
@@ -43,10 +44,11 @@ inline bool is_port(const Target& target) {
 
 class Server : public HttpHandler {
  public:
-  Server(const E2bOptions& options, std::unique_ptr<Sandboxes> sandboxes)
+  Server(const E2bOptions& options, std::unique_ptr<Sandboxes> sandboxes, std::unique_ptr<Templates> templates)
       : HttpHandler(options),
         keys_(options.keys.empty() ? Keys() : Keys::load(options.keys)),
-        sandboxes_(std::move(sandboxes)) {}
+        sandboxes_(std::move(sandboxes)),
+        templates_(std::move(templates)) {}
   void admit(const HttpRequest& header) override;
   asio::awaitable<bool> answer(Stream& stream, const HttpRequest& request) override;
   bool takes_over(const HttpRequest& header) override { return is_port(target_of(header)); }
@@ -90,6 +92,7 @@ class Server : public HttpHandler {
 
   Keys keys_;
   std::unique_ptr<Sandboxes> sandboxes_;
+  std::unique_ptr<Templates> templates_;
   Watchers watchers_;
   std::atomic<int> connections_ = 0;
   asio::thread_pool pool_{24};  // requests that wait for sandboxes at once

@@ -30,8 +30,9 @@ void Server::open_events(Work& work, const std::string& path) {
     if (watches)
       work.watch = box.watch(parse_watch(message, root));
     else
-      work.listener =
-          work.started_here ? box.start(parse_start(message, record, root)) : box.attach(select_process(box, message));
+      work.listener = work.started_here ? box.start(with_defaults(parse_start(message, record, root), box.defaults(),
+                                                                  header_of(work.request, "Authorization").empty()))
+                                        : box.attach(select_process(box, message));
   });
 }
 

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 #include <openssl/crypto.h>
 
+#include <charconv>
 #include <cstdio>
 #include <ctime>
+#include <span>
 
 #include "base/files.hpp"
 #include "base/random.hpp"
+#include "serve/api_error.hpp"
 
 namespace tidelock::serve::e2b {
 namespace {
@@ -132,6 +135,28 @@ bool same_secret(std::string_view a, std::string_view b) {
 std::string random_hex(std::size_t bytes) {
   const std::string raw = random_bytes(bytes);
   return to_hex(std::as_bytes(std::span(raw.data(), raw.size())));
+}
+
+bool is_signed(const std::map<std::string, std::string>& query, std::string_view method, const std::string& token,
+               std::int64_t now) {
+  const auto value = [&query](const char* name) {
+    const auto found = query.find(name);
+    return found == query.end() ? std::string() : found->second;
+  };
+  const std::string given = value("signature"), until = value("signature_expiration");
+  if (given.empty()) return false;
+  std::string text = value("path") + (method == "GET" ? ":read:" : ":write:") + value("username") + ":" + token;
+  if (!until.empty()) text += ":" + until;
+  const auto hash = sha256(std::as_bytes(std::span(text.data(), text.size())));
+  std::string wanted = base64({reinterpret_cast<const char*>(hash.data()), hash.size()});
+  wanted.erase(wanted.find_last_not_of('=') + 1);
+  if (!same_secret(given, "v1_" + wanted))
+    throw ApiError(401, "", "signature: it is not one of this sandbox for this file");
+  std::int64_t end = 0;
+  const auto parsed = std::from_chars(until.data(), until.data() + until.size(), end);
+  if (!until.empty() && (parsed.ec != std::errc() || parsed.ptr != until.data() + until.size() || end <= now))
+    throw ApiError(401, "", "signature: it has expired");
+  return true;
 }
 
 }  // namespace tidelock::serve::e2b

@@ -27,6 +27,12 @@ std::optional<std::int64_t> parse_rfc3339(std::string_view text);
 // The same time for equal lengths, whatever they hold: a token is not found out byte by byte.
 bool same_secret(std::string_view a, std::string_view b);
 
+// Whether the query of a request for /files carries a signature made with the sandbox's token, for this path, method
+// and user: v1_ and the unpadded base64 of SHA-256("path:read|write:user:token[:expiration]"). `now`: seconds since
+// 1970. Throws ApiError{401} for one that is wrong or too old.
+bool is_signed(const std::map<std::string, std::string>& query, std::string_view method, const std::string& token,
+               std::int64_t now);
+
 // `bytes` random bytes in hexadecimal. Throws Error{io}.
 std::string random_hex(std::size_t bytes);
 
