@@ -7,6 +7,7 @@
 #   tools/soak.sh sandbox 30      the sandbox tests over and over, in random order
 #   tools/soak.sh microvm 30     the microVM tests with every step of every operation killed and long chains, over and over
 #   tools/soak.sh serve 30       200 clients that come, cancel, hang and send rubbish, while the server is ended and killed
+#   tools/soak.sh e2b 30         the E2B server killed at random moments of random operations: nothing that was told is lost
 #   tools/soak.sh asan 30         all tests of the sanitizer build over and over, with other random cases each time
 # Fails at the first fault and says how to see it again.
 set -euo pipefail
@@ -97,6 +98,11 @@ soak_serve() {
   TIDELOCK_BINARY=$PWD/build/release/tidelock python3 tests/cli/serve_soak.py "$minutes"
 }
 
+soak_e2b() {
+  tools/build.sh release tidelock
+  TIDELOCK_BINARY=$PWD/build/release/tidelock python3 tests/cli/e2b_soak.py "$minutes"
+}
+
 soak_asan() {
   tools/build.sh asan
   start
@@ -111,8 +117,8 @@ soak_asan() {
 }
 
 case "$part" in
-  all) for one in fuzz resume sandbox microvm serve asan; do echo "== $one"; "soak_$one"; done ;;
-  fuzz | resume | sandbox | microvm | serve | asan) "soak_$part" ;;
-  *) echo "soak: expected fuzz, resume, sandbox, microvm, serve, asan or all, not $part" >&2; exit 2 ;;
+  all) for one in fuzz resume sandbox microvm serve e2b asan; do echo "== $one"; "soak_$one"; done ;;
+  fuzz | resume | sandbox | microvm | serve | e2b | asan) "soak_$part" ;;
+  *) echo "soak: expected fuzz, resume, sandbox, microvm, serve, e2b, asan or all, not $part" >&2; exit 2 ;;
 esac
 echo "soak: nothing found"

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "base/base.hpp"
+#include "sandbox/build/archive.hpp"
 #include "sandbox/build/builder.hpp"
 
 namespace tidelock::cli {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <condition_variable>
 #include <csignal>
-#include <cstdio>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "base/base.hpp"
+#include "sandbox/build/archive.hpp"
 #include "sandbox/oci/layout.hpp"
 
 namespace tidelock::sandbox {
@@ -20,7 +20,6 @@ constexpr std::chrono::milliseconds kLook{200};        // at the stop flag, whil
 constexpr std::chrono::milliseconds kReadyEvery{500};  // between two tries of READY
 constexpr std::chrono::seconds kStartWithoutReady{2};  // what START gets when nothing tells that it is ready
 constexpr std::size_t kInputPart = 32U << 10;
-constexpr std::uint64_t kMaxFiles = 1ULL << 30;  // bytes of a COPY's files, uncompressed
 
 // In a guest: takes an archive on standard input; $1 from, $2 to, $3 owner, $4 mode.
 constexpr const char* kCopyScript = R"sh(set -e
@@ -63,39 +62,6 @@ struct Bell {
   }
 };
 
-oci::Source source_of(const std::string& bytes) {
-  return [&bytes, at = std::size_t{0}](char* to, std::size_t size) mutable {
-    const std::size_t take = std::min(size, bytes.size() - at);
-    bytes.copy(to, take, at);
-    at += take;
-    return take;
-  };
-}
-
-// Uncompressed, and looked through: only files, folders and links, whose paths do not lead out.
-std::string checked_archive(const std::string& given) {
-  std::string plain = given;
-  if (given.starts_with("\x1f\x8b")) {
-    plain.clear();
-    const oci::Source source = oci::gunzip(source_of(given), "the files of a COPY");
-    char part[64U << 10];
-    for (std::size_t got = 0; (got = source(part, sizeof part)) > 0;) {
-      if (plain.size() + got > kMaxFiles) {
-        fail(ErrorCode::exhausted, "the files of a COPY are more than {} bytes", kMaxFiles);
-      }
-      plain.append(part, got);
-    }
-  }
-  oci::TarReader reader(source_of(plain), "the files of a COPY");
-  oci::TarEntry entry;
-  while (reader.next(entry)) {
-    if (entry.kind == oci::TarEntry::Kind::device || entry.kind == oci::TarEntry::Kind::fifo) {
-      fail(ErrorCode::invalid_argument, "the files of a COPY: '{}' is a device or a pipe", entry.path);
-    }
-  }
-  return plain;
-}
-
 // The recipe's steps, with what each is known by: all that led to it.
 struct Plan {
   std::vector<std::string> keys;      // [i]: after i steps
@@ -107,7 +73,7 @@ struct Plan {
 std::string text_of(const Defaults& defaults) {
   std::string out = defaults.directory + '\0' + (defaults.root ? "root" : "user");
   for (const auto& [name, value] : defaults.environment) {
-    out += '\0' + name + '=' + value;
+    out.append(1, '\0').append(name).append(1, '=').append(value);
   }
   return out;
 }
@@ -467,48 +433,10 @@ class Builder {
   std::string last_;  // line that was told
 };
 
-std::string shell_word(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) {
-    out += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return out + "'";
-}
-
 }  // namespace
 
 BuildResult build_template(Runtime& runtime, const BuildRecipe& recipe, const BuildOptions& options) {
   return Builder(runtime, recipe, options).run();
-}
-
-std::string archive_files(const std::string& folder, const std::string& source, std::uint64_t limit) {
-  check_step({BuildStep::Kind::copy, {source, "/"}});
-  // The pattern is left to the shell, everything else in it is not.
-  std::string pattern;
-  for (const char c : source) {
-    pattern += c == '*' || c == '?' ? std::string(1, c) : shell_word(std::string(1, c));
-  }
-  const std::string command = fmt::format(
-      "cd {} && tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --format=pax "
-      "--pax-option=delete=atime,delete=ctime -cf - -- {} 2>&1",
-      shell_word(folder), pattern);
-  std::FILE* pipe = popen(command.c_str(), "re");
-  if (pipe == nullptr) {
-    fail_errno("run", "tar");
-  }
-  std::string out;
-  char part[64U << 10];
-  for (std::size_t got = 0; (got = std::fread(part, 1, sizeof part, pipe)) > 0 && out.size() <= limit;) {
-    out.append(part, got);
-  }
-  const int status = pclose(pipe);
-  if (out.size() > limit) {
-    fail(ErrorCode::exhausted, "COPY {}: more than {} bytes", source, limit);
-  }
-  if (status != 0) {
-    fail(ErrorCode::not_found, "COPY {}: cannot be read from {}: {}", source, folder, out.substr(0, 300));
-  }
-  return out;
 }
 
 }  // namespace tidelock::sandbox

@@ -50,8 +50,4 @@ class BuildError : public Error {
 // Throws BuildError, or Error for what is wrong with the whole. The runtime must keep snapshots and run processes.
 BuildResult build_template(Runtime& runtime, const BuildRecipe& recipe, const BuildOptions& options);
 
-// The archive of what a COPY step names in a folder of this host, always the same bytes for the same files. Throws
-// Error{not_found} when there is nothing, Error{exhausted} for more than `limit` bytes.
-std::string archive_files(const std::string& folder, const std::string& source, std::uint64_t limit = 1ULL << 30);
-
 }  // namespace tidelock::sandbox

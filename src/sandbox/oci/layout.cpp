@@ -46,7 +46,7 @@ class Hash {
 // The hexadecimal digits of a digest. Only SHA-256 is taken: it names a file, so nothing else may stand in it.
 std::string digits_of(const std::string& digest, const std::string& where) {
   const std::string head = "sha256:";
-  const std::string digits = digest.starts_with(head) ? digest.substr(head.size()) : "";
+  std::string digits = digest.starts_with(head) ? digest.substr(head.size()) : "";
   if (digits.size() != 64 || digits.find_first_not_of("0123456789abcdef") != std::string::npos) {
     fail(ErrorCode::corrupt_data, "{}: the digest '{}'; expected sha256: and 64 hexadecimal digits", where,
          digest.substr(0, 100));
@@ -302,7 +302,7 @@ Descriptor Layout::find_manifest(const Json& index, const std::string& name, int
     fail(ErrorCode::not_found, "{}: {} images for linux/amd64{}, expected one; there are: {}", path_.string(),
          fitting.size(), name.empty() ? "" : " with the name '" + name + "'", names.substr(0, 500));
   }
-  const Descriptor found = descriptor_of(*fitting.front(), path_.string());
+  Descriptor found = descriptor_of(*fitting.front(), path_.string());
   if (found.media_type == "application/vnd.oci.image.index.v1+json" ||
       found.media_type == "application/vnd.docker.distribution.manifest.list.v2+json") {
     if (depth == kMaxDepth) {

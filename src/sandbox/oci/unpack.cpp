@@ -137,7 +137,8 @@ class Unpacker {
       if (name == "." || name == "..") {
         continue;
       }
-      const std::string full = (path.empty() ? "" : path + "/") + name;
+      std::string full = path;
+      full.append(path.empty() ? 0 : 1, '/').append(name);
       const auto within = made_.lower_bound(full);
       const bool kept = within != made_.end() && (*within == full || within->starts_with(full + "/"));
       const FileDescriptor inner(kept ? openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
