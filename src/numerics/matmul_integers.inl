@@ -153,7 +153,7 @@ template <int kLargest, int kSteps, int R, typename Source>
 TIDELOCK_INLINE void add_dots(Dots<R, 1>& dots, const std::int8_t* q, std::int64_t in, Source&& codes) {
   if constexpr (kLargest == 255) {
     static_assert(kSteps <= kStepsIn16<15>);
-    constexpr int kRows = R < 2 ? R : 2;  // at once: their sums fit the registers
+    constexpr int kRows = std::min(R, 2);  // at once: their sums fit the registers
     repeat<R / kRows>([&](auto part) __attribute__((always_inline)) {
       if (part > 0) asm volatile("" ::: "memory");  // codes are read again, not kept on the stack
       I16 low[kRows], high[kRows];

@@ -33,7 +33,10 @@ Frame frame_of(const model::Tokenizer& tokenizer, const model::ChatOptions& opti
   const auto turn =
       model::render_completion(tokenizer, {.role = "assistant", .content = content, .reasoning = reasoning}, plain);
   const auto thought = tokenizer.encode_text(reasoning), said = tokenizer.encode_text(content);
-  const auto after_thought = options.thinking ? std::ranges::search(turn, thought).end() : turn.begin();
+  auto after_thought = turn.begin();
+  if (options.thinking)
+    after_thought = std::search(turn.begin(), turn.end(), thought.begin(), thought.end()) +
+                    static_cast<std::ptrdiff_t>(thought.size());
   const auto begins = std::find_end(after_thought, turn.end(), said.begin(), said.end());
   if (begins == turn.end()) fail(ErrorCode::internal, "an assistant's turn does not hold its content");
   Frame frame;

@@ -97,7 +97,7 @@ class SchemaCheck {
 
   void each(Schema& schemas, const std::string& path, std::size_t depth) {
     if (!schemas.is_object()) refuse(path, "an object of schemas", schemas);
-    for (auto& [name, schema] : schemas.items()) check(schema, path + "." + name, depth + 1);
+    for (auto& [name, schema] : schemas.items()) check(schema, fmt::format("{}.{}", path, name), depth + 1);
   }
 
   void types(Schema& schema, const std::string& path, std::size_t depth) {
@@ -166,7 +166,9 @@ class SchemaCheck {
     const Json mine = a.value("properties", Schema::object()), theirs = b.value("properties", Schema::object());
     const auto needs = [](const Schema& schema, const std::string& name) {
       const Json list = schema.value("required", Schema::array());
-      return std::find(list.begin(), list.end(), Schema(name)) != list.end();
+      return std::any_of(list.begin(), list.end(), [&](const Schema& needed) {
+        return needed.is_string() && needed.get_ref<const std::string&>() == name;
+      });
     };
     return std::any_of(mine.items().begin(), mine.items().end(), [&](const auto& property) {
       const std::string& name = property.key();
