@@ -10,32 +10,11 @@ sequences token by token. Both take turns, round by round; medians.
 
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 
+import compare_llama
 import serving
-
-PEER = serving.ROOT / "build/llama/llama_model"
-
-
-class Peer:
-    def __init__(self, model, threads):
-        backends = serving.ROOT / "build/llama/backends"
-        self.process = subprocess.Popen([PEER, backends, model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def seconds(self, prompt, tokens, sequences):
-        self.process.stdin.write(f"{prompt} {tokens} 0 {sequences}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"{PEER} ended with {self.process.wait()}")
-        return float(answer)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def together(server, clients, prompt, tokens, number):
@@ -62,20 +41,21 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     threads = options.threads or len(os.sched_getaffinity(0))
-    peer = Peer(options.model, threads)
+    peer = compare_llama.Program(compare_llama.llama(options, threads))
     with serving.Server(options.model, "--threads", threads) as server:
         for clients in map(int, options.clients.split(",")):
             ours, theirs = [], []
             for number in range(options.rounds + 1):
                 seconds, tokens = together(server, clients, options.prompt, options.tokens, 100 * clients + number)
-                other = peer.seconds(options.prompt, options.tokens, clients)
+                other = float(peer.ask(f"{options.prompt} {options.tokens} 0 {clients}")[0])
                 if number > 0:  # the first touches every page
                     ours.append(tokens / seconds)
                     theirs.append(clients * options.tokens / other)
             mine, his = statistics.median(ours), statistics.median(theirs)
             serving.show(options.json, f"{clients} clients, prompts of {options.prompt}, answers of {options.tokens}, {threads} threads", mine, "tokens/s",
                          f"llama.cpp's library ({his:.1f})", mine / his)  # fmt: skip
-    peer.close()
+    peer.process.stdin.close()
+    peer.process.wait()
 
 
 if __name__ == "__main__":

@@ -44,9 +44,7 @@ sandbox::Spec spec_of(const SandboxOptions& o) {
 
 // Where a command runs: where it was said, or where the sandbox's template says.
 std::string directory_for(const SandboxOptions& o, sandbox::Sandbox& box) {
-  if (!o.workdir.empty()) return o.workdir;
-  const std::string own = box.defaults().directory;
-  return own.empty() ? "/root" : own;
+  return !o.workdir.empty() ? o.workdir : box.defaults().working_directory();
 }
 
 void write_through(std::FILE* file, std::string_view bytes) {

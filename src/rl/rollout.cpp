@@ -58,7 +58,6 @@ struct Rollout::Impl {
   Team& team;
   RolloutOptions options;
   std::int32_t end_of_message;
-  std::size_t lent = 0;
 
   // Of one run.
   std::unique_ptr<engine::Engine> engine;
@@ -293,7 +292,7 @@ struct Rollout::Impl {
 
   std::vector<engine::SequenceId> retired;
 
-  engine::EngineOptions engine_options() const {
+  engine::EngineOptions engine_options(std::size_t lent) const {
     engine::EngineOptions o;
     if (options.state_memory > 0) o.state_limit = options.state_memory + lent;
     o.reuse = !options.state_folder.empty();
@@ -320,19 +319,15 @@ Rollout::Rollout(const model::Model& model, const model::Tokenizer& tokenizer, s
     : impl_(std::make_unique<Impl>(model, tokenizer, runtime, team, options)) {}
 Rollout::~Rollout() = default;
 
-void Rollout::lend(std::size_t bytes) {
-  impl_->lent = bytes;
-}
-
 RolloutResult Rollout::run(std::span<const RolloutGroup> groups, std::shared_ptr<const model::Adapter> adapter,
-                           std::uint64_t weight_version, const Progress& progress) {
+                           std::uint64_t weight_version, const Progress& progress, std::size_t lent) {
   Impl& r = *impl_;
   const std::shared_ptr<const model::Adapter> held = std::move(adapter);
   RolloutResult result;
   std::size_t all = 0;
   for (const auto& group : groups) all += group.seeds.size();
   result.trajectories.resize(all);
-  r.engine = std::make_unique<engine::Engine>(r.model, r.team, r.engine_options());
+  r.engine = std::make_unique<engine::Engine>(r.model, r.team, r.engine_options(lent));
   r.hands = std::make_unique<Hands>(r.options.hands);
   r.out = &result.trajectories;
   r.version = weight_version;

@@ -69,12 +69,10 @@ class Rollout {
           const RolloutOptions& options);
   ~Rollout();
 
-  // More memory for states than options say, which something else does without during rollouts.
-  void lend(std::size_t bytes);
-
   using Progress = std::function<void(std::size_t done, std::size_t all)>;
+  // `lent`: bytes for states beyond state_memory, which something else does without meanwhile.
   RolloutResult run(std::span<const RolloutGroup> groups, std::shared_ptr<const model::Adapter> adapter,
-                    std::uint64_t weight_version, const Progress& progress = nullptr);
+                    std::uint64_t weight_version, const Progress& progress = nullptr, std::size_t lent = 0);
 
  private:
   struct Impl;

@@ -129,7 +129,7 @@ class Run {
     const auto groups =
         draw_groups(tasks_, Split::train, seed_, state_.step + 1, s_.integer("rl.groups"), s_.integer("rl.group_size"));
     make_room();
-    const RolloutResult batch = rollout_.run(groups, adapter_, state_.weight_version, watching("rollout"));
+    const RolloutResult batch = rollout_.run(groups, adapter_, state_.weight_version, watching("rollout"), lent_bytes_);
 
     check_gradings(batch.trajectories, fmt::format("step {}", state_.step + 1));
     show("train", 0);
@@ -148,9 +148,7 @@ class Run {
   // Rollouts need memory for states, the optimizer needs none meanwhile.
   void make_room() {
     const std::string& folder = s_.text("rl.optimizer_folder");
-    if (folder.empty()) return;
-    lent_bytes_ = learner_.put_away(folder);
-    rollout_.lend(lent_bytes_);
+    if (!folder.empty()) lent_bytes_ = learner_.put_away(folder);
   }
 
   // The trainer's adapter becomes the rollout's, under a new version; both sides' hashes must agree.
@@ -232,7 +230,6 @@ class Run {
   void record(std::span<const RolloutGroup> groups, const RolloutResult& batch, const Advantages& advantages,
               const Update& update, double train_s, double wall_s) {
     const RolloutStats& stats = batch.stats;
-    rollout_.lend(0);
     double reward = 0, length = 0;
     std::int64_t graded = 0, failed = 0, malformed = 0, truncated = 0;
     for (const auto& t : batch.trajectories) {

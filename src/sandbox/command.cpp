@@ -10,6 +10,14 @@ void need_no_zero_byte(const std::string& text, const char* what) {
   }
 }
 
+std::string shell_word(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) {
+    out += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return out + "'";
+}
+
 std::vector<std::string> environment_of(const std::string& sandbox_id, const ExecRequest& request) {
   std::map<std::string, std::string> environment = request.environment;
   environment.insert({{"PATH", "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"},

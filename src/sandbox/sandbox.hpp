@@ -48,6 +48,7 @@ struct Defaults {
   std::map<std::string, std::string> environment;
   std::string directory;  // empty: /root
   bool root = false;      // as the sandbox's root; otherwise as its unprivileged user
+  std::string working_directory() const { return directory.empty() ? "/root" : directory; }
 };
 
 enum class Stream { standard_output, standard_error };

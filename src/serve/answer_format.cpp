@@ -54,19 +54,32 @@ bool has_control(std::string_view bytes) {
                              [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r'; });
 }
 
+// The bytes of each; nothing for those that may not stand in content.
+std::vector<std::string> tokens_of(const model::Tokenizer& tokenizer) {
+  std::vector<std::string> tokens(static_cast<std::size_t>(tokenizer.vocab_size()));
+  for (TokenId token = 0; token < tokenizer.vocab_size(); ++token)
+    if (!tokenizer.is_special(token) && !has_control(tokenizer.token_bytes(token)))
+      tokens[static_cast<std::size_t>(token)] = tokenizer.token_bytes(token);
+  return tokens;
+}
+
+using Mask = std::vector<std::uint32_t>;  // as of engine::TokenConstraint
+
+void set(Mask& mask, TokenId token) {
+  mask[static_cast<std::size_t>(token) / 32] |= 1U << (token % 32);
+}
+
 class ContentConstraint final : public engine::TokenConstraint {
  public:
-  ContentConstraint(const model::Tokenizer& tokenizer, const xgrammar::CompiledGrammar& grammar, Frame frame,
-                    bool may_call, std::int64_t vocab)
+  // `text`: the tokens that are not special.
+  ContentConstraint(const xgrammar::CompiledGrammar& grammar, Frame frame, bool may_call, const Mask& text)
       : frame_(std::move(frame)),
         may_call_(may_call),
         phase_(frame_.opens.empty() ? Phase::content : Phase::reasoning),
         matcher_(grammar),
-        mask_(static_cast<std::size_t>((vocab + 31) / 32)) {
+        mask_(text.size()) {
     if (phase_ != Phase::reasoning) return;
-    reasoning_.resize(mask_.size());
-    for (TokenId token = 0; token < std::min<std::int64_t>(vocab, tokenizer.vocab_size()); ++token)
-      if (!tokenizer.is_special(token)) set(reasoning_, token);
+    reasoning_ = text;
     set(reasoning_, frame_.opens.front());
   }
 
@@ -104,9 +117,6 @@ class ContentConstraint final : public engine::TokenConstraint {
 
  private:
   enum class Phase { reasoning, opening, content, closing, free };
-  using Mask = std::vector<std::uint32_t>;
-
-  static void set(Mask& mask, TokenId token) { mask[static_cast<std::size_t>(token) / 32] |= 1U << (token % 32); }
   std::span<const std::uint32_t> only(TokenId token) {
     std::ranges::fill(mask_, 0);
     set(mask_, token);
@@ -158,10 +168,16 @@ class ContentConstraint final : public engine::TokenConstraint {
 struct AnswerGrammars::Compiler {
   xgrammar::TokenizerInfo vocabulary;
   xgrammar::GrammarCompiler compiler;
+  Mask text;  // the tokens that are not special
 
-  Compiler(const std::vector<std::string>& tokens, std::int64_t vocab, TokenId closer)
-      : vocabulary(tokens, xgrammar::VocabType::RAW, static_cast<int>(vocab), std::vector<std::int32_t>{closer}),
-        compiler(vocabulary, 1, true, kCacheBytes, true) {}
+  Compiler(const model::Tokenizer& tokenizer, std::int64_t vocab, TokenId closer)
+      : vocabulary(tokens_of(tokenizer), xgrammar::VocabType::RAW, static_cast<int>(vocab),
+                   std::vector<std::int32_t>{closer}),
+        compiler(vocabulary, 1, true, kCacheBytes, true),
+        text(static_cast<std::size_t>((vocab + 31) / 32)) {
+    for (TokenId token = 0; token < std::min<std::int64_t>(vocab, tokenizer.vocab_size()); ++token)
+      if (!tokenizer.is_special(token)) set(text, token);
+  }
 };
 
 AnswerGrammars::AnswerGrammars(const model::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -175,18 +191,12 @@ std::shared_ptr<engine::TokenConstraint> AnswerGrammars::constrain(const AnswerF
   const bool any_object = format.kind == AnswerFormat::Kind::json_object;
   const std::lock_guard lock(mutex_);
   try {
-    if (!compiler_) {
-      std::vector<std::string> tokens(static_cast<std::size_t>(tokenizer_.vocab_size()));
-      for (TokenId token = 0; token < tokenizer_.vocab_size(); ++token)
-        if (!tokenizer_.is_special(token) && !has_control(tokenizer_.token_bytes(token)))
-          tokens[static_cast<std::size_t>(token)] = tokenizer_.token_bytes(token);
-      compiler_ = std::make_unique<Compiler>(tokens, vocab, frame.closes.front());
-    }
+    if (!compiler_) compiler_ = std::make_unique<Compiler>(tokenizer_, vocab, frame.closes.front());
     // Strict: objects have the properties that they are described with, unless the schema allows others by itself.
     const auto grammar =
         compiler_->compiler.CompileJSONSchema(any_object ? R"({"type": "object"})" : format.schema, true, std::nullopt,
                                               std::nullopt, !any_object, kMostSpaces);
-    return std::make_shared<ContentConstraint>(tokenizer_, grammar, std::move(frame), may_call, vocab);
+    return std::make_shared<ContentConstraint>(grammar, std::move(frame), may_call, compiler_->text);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -77,24 +77,14 @@ class PatternReader {
     return out;
   }
 
-  // Outside a class.
+  // What \d, \w and \s stand for, as the items of a class.
+  static std::string_view members(char c) { return c == 'd' ? "0-9" : c == 'w' ? "a-zA-Z0-9_" : c == 's' ? " " : ""; }
+  // Outside a class. A capital letter stands for all else.
   static std::string escape(char c) {
-    switch (c) {
-      case 'd':
-        return "[0-9]";
-      case 'w':
-        return "[a-zA-Z0-9_]";
-      case 's':
-        return "[ ]";
-      case 'D':
-        return fmt::format("[^0-9{}]", kEscapedInJson);
-      case 'W':
-        return fmt::format("[^a-zA-Z0-9_{}]", kEscapedInJson);
-      case 'S':
-        return fmt::format("[^ {}]", kEscapedInJson);
-      default:
-        return plain(c);
-    }
+    if (!members(c).empty()) return fmt::format("[{}]", members(c));
+    const char small = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (!members(small).empty()) return fmt::format("[^{}{}]", members(small), kEscapedInJson);
+    return plain(c);
   }
   static std::string plain(char c) {
     if (c == '"' || c == '\\') literal(c);
@@ -111,7 +101,8 @@ class PatternReader {
     bool empty = true;
     for (char c = take(); c != ']'; c = take(), empty = false) {
       if (c == '\\') {
-        out += class_escape(take());
+        const char escaped = take();
+        out += members(escaped).empty() ? plain(escaped) : std::string(members(escaped));
         continue;
       }
       const char low = literal(c);
@@ -129,19 +120,6 @@ class PatternReader {
     if (empty) refuse("something in its classes");
     return out + "]";
   }
-  static std::string class_escape(char c) {
-    switch (c) {
-      case 'd':
-        return "0-9";
-      case 'w':
-        return "a-zA-Z0-9_";
-      case 's':
-        return " ";
-      default:
-        return plain(c);
-    }
-  }
-
   std::string_view rest_;
   bool repeatable_ = false;  // what came last
 };

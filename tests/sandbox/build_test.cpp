@@ -7,11 +7,14 @@
 #include "base/base.hpp"
 #include "sandbox/build/recipe.hpp"
 #include "sandbox/oci/unpack.hpp"
+#include "sandbox/support.hpp"
 
 namespace tidelock::sandbox {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::code_of;
+using testing::Folder;
 using Kind = BuildStep::Kind;
 
 // One entry of a ustar archive, padded.
@@ -41,16 +44,6 @@ oci::Source source_of(const std::string& bytes) {
     at += take;
     return take;
   };
-}
-
-ErrorCode code_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return ErrorCode::internal;
 }
 
 std::string pax(const std::string& record) {
@@ -97,20 +90,17 @@ TEST(Tar, WhatCannotBeReadIsRefused) {
   EXPECT_EQ(code(pax("12 size=many\n")), ErrorCode::corrupt_data);
 }
 
-class Layers : public testing::Test {
+class Layers : public ::testing::Test {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/tidelock-layers-XXXXXX";
-    top_ = mkdtemp(name);
-    root_ = top_ / "root";
     fs::create_directory(root_);
     std::ofstream(top_ / "outside") << "untouched";
   }
-  void TearDown() override { fs::remove_all(top_); }
   std::size_t apply(const std::string& layer, oci::UnpackLimits limits = {}) {
     return oci::apply_layer(source_of(layer), "layer", root_, limits);
   }
-  fs::path top_, root_;
+  const Folder folder_;
+  const fs::path top_ = folder_.path(), root_ = top_ / "root";
 };
 
 TEST_F(Layers, LinksOfAnImageNeverLeadOutOfIt) {

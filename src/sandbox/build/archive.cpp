@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "sandbox/build/recipe.hpp"
+#include "sandbox/command.hpp"
 #include "sandbox/oci/layout.hpp"
 
 namespace tidelock::sandbox {
@@ -12,40 +13,13 @@ namespace {
 
 constexpr std::uint64_t kMaxFiles = 1ULL << 30;  // bytes of a COPY's files, uncompressed
 
-oci::Source source_of(const std::string& bytes) {
-  return [&bytes, at = std::size_t{0}](char* to, std::size_t size) mutable {
-    const std::size_t take = std::min(size, bytes.size() - at);
-    bytes.copy(to, take, at);
-    at += take;
-    return take;
-  };
-}
-
-std::string shell_word(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) {
-    out += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return out + "'";
-}
-
 }  // namespace
 
 // Uncompressed, and looked through: only files, folders and links, whose paths do not lead out.
 std::string checked_archive(const std::string& given) {
-  std::string plain = given;
-  if (given.starts_with("\x1f\x8b")) {
-    plain.clear();
-    const oci::Source source = oci::gunzip(source_of(given), "the files of a COPY");
-    char part[64U << 10];
-    for (std::size_t got = 0; (got = source(part, sizeof part)) > 0;) {
-      if (plain.size() + got > kMaxFiles) {
-        fail(ErrorCode::exhausted, "the files of a COPY are more than {} bytes", kMaxFiles);
-      }
-      plain.append(part, got);
-    }
-  }
-  oci::TarReader reader(source_of(plain), "the files of a COPY");
+  const bool zipped = given.starts_with("\x1f\x8b");
+  std::string plain = zipped ? oci::gunzip_all(given, kMaxFiles, "the files of a COPY") : given;
+  oci::TarReader reader(oci::source_of(plain), "the files of a COPY");
   oci::TarEntry entry;
   while (reader.next(entry)) {
     if (entry.kind == oci::TarEntry::Kind::device || entry.kind == oci::TarEntry::Kind::fifo) {

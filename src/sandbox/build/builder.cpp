@@ -253,8 +253,7 @@ class Builder {
     } else if (step.kind == Kind::copy) {
       const bool named = step.arguments.size() > 2 && !step.arguments[2].empty();
       const bool root = named ? step.arguments[2] == "root" : before.root;
-      const std::string directory = before.directory.empty() ? "/root" : before.directory;
-      std::string to = resolve_path(directory, step.arguments[1]);
+      std::string to = resolve_path(before.working_directory(), step.arguments[1]);
       to += step.arguments[1].ends_with('/') && to != "/" ? "/" : "";
       who.root = true, who.directory = "/", who.environment.clear();
       expect_done(number,
@@ -285,7 +284,7 @@ class Builder {
     ProcessRequest out;
     out.argv = std::move(argv);
     out.environment = who.environment;
-    out.directory = who.directory.empty() ? "/root" : who.directory;
+    out.directory = who.working_directory();
     out.root = who.root;
     return out;
   }
@@ -320,16 +319,8 @@ class Builder {
     }
     std::string rest;
     while (true) {
-      while (const std::optional<ProcessEvent> event = listener->take()) {
-        if (event->kind == ProcessEvent::Kind::ended) {
-          say(number, rest, true);
-          return event->exit_code;
-        }
-        if (event->kind == ProcessEvent::Kind::lost) {
-          fail(ErrorCode::io, "the microVM that builds has ended");
-        }
-        rest += event->bytes;
-        say(number, rest, false);
+      if (const std::optional<int> code = hear(*listener, number, rest)) {
+        return *code;
       }
       try {
         need_go_on(deadline);
@@ -339,6 +330,22 @@ class Builder {
       }
       bell->wait();
     }
+  }
+
+  // What a process has told since; its exit code when it has ended.
+  std::optional<int> hear(ProcessListener& listener, int number, std::string& rest) {
+    while (const std::optional<ProcessEvent> event = listener.take()) {
+      if (event->kind == ProcessEvent::Kind::lost) {
+        fail(ErrorCode::io, "the microVM that builds has ended");
+      }
+      rest += event->bytes;
+      const bool ended = event->kind == ProcessEvent::Kind::ended;
+      say(number, rest, ended);
+      if (ended) {
+        return event->exit_code;
+      }
+    }
+    return std::nullopt;
   }
 
   void need_go_on(Clock::time_point deadline) const {
@@ -383,21 +390,11 @@ class Builder {
     std::string rest;
     bool ended = false;
     while (true) {
-      while (const std::optional<ProcessEvent> event = listener->take()) {
-        rest += event->bytes;
-        say(0, rest, false);
-        if (event->kind == ProcessEvent::Kind::lost) {
-          fail(ErrorCode::io, "the microVM that builds has ended");
-        }
-        if (event->kind == ProcessEvent::Kind::ended) {
-          ended = true;
-          say(0, rest, true);
-          if (event->exit_code != 0) {
-            fail(ErrorCode::invalid_argument, "START ended with code {}{}", event->exit_code,
-                 last_.empty() ? "" : ": " + last_);
-          }
-        }
+      const std::optional<int> code = hear(*listener, 0, rest);
+      if (code.value_or(0) != 0) {
+        fail(ErrorCode::invalid_argument, "START ended with code {}{}", *code, last_.empty() ? "" : ": " + last_);
       }
+      ended = ended || code;
       if (recipe_.ready.empty() ? ended || Clock::now() >= begun + kStartWithoutReady : ready(who, deadline)) {
         return;
       }

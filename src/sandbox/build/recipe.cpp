@@ -279,7 +279,7 @@ Defaults after_step(Defaults defaults, const BuildStep& step) {
       defaults.environment[step.arguments[i]] = step.arguments[i + 1];
     }
   } else if (step.kind == Kind::workdir) {
-    defaults.directory = resolve_path(defaults.directory.empty() ? "/root" : defaults.directory, step.arguments[0]);
+    defaults.directory = resolve_path(defaults.working_directory(), step.arguments[0]);
   } else if (step.kind == Kind::user) {
     defaults.root = step.arguments[0] == "root";
   }

@@ -172,6 +172,27 @@ Source gunzip(Source below, const std::string& what) {
   return [state](char* to, std::size_t size) { return state->read(to, size); };
 }
 
+Source source_of(std::string_view bytes) {
+  return [bytes](char* to, std::size_t size) mutable {
+    const std::size_t take = bytes.copy(to, size);
+    bytes.remove_prefix(take);
+    return take;
+  };
+}
+
+std::string gunzip_all(std::string_view bytes, std::uint64_t limit, const std::string& what) {
+  const Source source = gunzip(source_of(bytes), what);
+  std::string out;
+  char part[64U << 10];
+  for (std::size_t got = 0; (got = source(part, sizeof part)) > 0;) {
+    if (out.size() + got > limit) {
+      fail(ErrorCode::exhausted, "{}: more than {} bytes when it is uncompressed", what, limit);
+    }
+    out.append(part, got);
+  }
+  return out;
+}
+
 bool is_layout(const fs::path& path) {
   std::error_code none;
   return fs::is_regular_file(path, none) || fs::is_regular_file(path / "oci-layout", none);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/files.hpp"
@@ -41,6 +42,10 @@ bool is_layout(const std::filesystem::path& path);
 
 // Uncompresses gzip, of one member or several. Throws Error{corrupt_data}, naming `what`.
 Source gunzip(Source below, const std::string& what);
+
+// Of what is in memory: as a source, and uncompressed as a whole. Throws Error{exhausted} for more than `limit` bytes.
+Source source_of(std::string_view bytes);
+std::string gunzip_all(std::string_view bytes, std::uint64_t limit, const std::string& what);
 
 // A layout that is open for reading. Not thread-safe.
 class Layout {

@@ -64,6 +64,12 @@ void sync_path(const fs::path& path) {
   }
 }
 
+// A layer gets a name, with what processes get in the sandbox that it is of.
+Journal::Change snapshot_change(const std::string& name, const std::string& layer, const Guest& guest) {
+  return {"snapshot/" + name,
+          Json{{"layer", layer}, {"created", std::time(nullptr)}, {"defaults", to_json(guest.defaults)}}};
+}
+
 }  // namespace
 
 void need_name(const std::string& name) {
@@ -173,9 +179,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
                     {"sandbox/" + guest.id, to_json(after)},
                     {intent, std::nullopt}};
     if (!name.empty()) {
-      changes.push_back(
-          {"snapshot/" + name,
-           Json{{"layer", layer}, {"created", std::time(nullptr)}, {"defaults", to_json(guest.defaults)}}});
+      changes.push_back(snapshot_change(name, layer, guest));
     }
     commit(changes);
     guest = after;
@@ -200,8 +204,7 @@ void Store::capture(const std::string& id, const std::string& operation, const s
   const Guest guest = find(id);
   if (guest.state == "paused") {
     if (!name.empty()) {
-      commit({{"snapshot/" + name,
-               Json{{"layer", guest.layer}, {"created", std::time(nullptr)}, {"defaults", to_json(guest.defaults)}}}});
+      commit({snapshot_change(name, guest.layer, guest)});
     }
     return;  // a paused sandbox is its own checkpoint
   }

@@ -1,5 +1,6 @@
 // Starting and ending: intent, act, commit. What each leaves when it fails half way is what was there before.
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,14 +34,34 @@ Template& Store::known_template(const std::string& key) {
   return found->second;
 }
 
+// An image layout is named by its content. To find that in an archive takes a look at the whole file: again only when
+// it is another one.
+std::string Store::content_name(const std::string& image) {
+  if (!oci::is_layout(image)) {
+    return image;
+  }
+  struct stat info {};
+  if (::stat(image.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return oci::Layout(image).image().digest;
+  }
+  const std::string file =
+      fmt::format("{} {} {} {}.{:09} {}.{:09}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                  info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec);
+  KnownArchive& known = archives_[image];
+  if (known.file != file) {
+    known = {file, oci::Layout(image).image().digest};
+  }
+  return known.digest;
+}
+
 Template Store::template_for(const Spec& spec) {
   if (spec.limits.cpus != 1.0) {
     fail(ErrorCode::not_supported, "a microVM has one processor, which is not divided: cpus = {}, expected 1",
          spec.limits.cpus);
   }
   const std::lock_guard lock(building_);  // the second who wants the same waits for it
-  const std::string image = oci::is_layout(spec.image) ? oci::Layout(spec.image).image().digest : spec.image;
-  std::string& built = built_[fmt::format("{} {} {}", spec.limits.memory_bytes, spec.limits.disk_bytes, image)];
+  std::string& built =
+      built_[fmt::format("{} {} {}", spec.limits.memory_bytes, spec.limits.disk_bytes, content_name(spec.image))];
   if (!built.empty()) {
     return known_template(built);
   }
@@ -228,11 +249,7 @@ std::string Store::create(const Spec& spec) {
     guest.template_key = template_for(spec).key;
   } else {
     const std::lock_guard lock(mutex_);
-    const Json* record = journal_->find("snapshot/" + spec.snapshot);
-    if (record == nullptr) {
-      fail(ErrorCode::not_found, "no snapshot '{}' in {}", spec.snapshot, root_.string());
-    }
-    stand_on(guest, record->value("layer", ""));
+    stand_on(guest, snapshot_record(spec.snapshot).value("layer", ""));
     guest.defaults = snapshot_defaults(spec.snapshot);
   }
   const std::shared_ptr<Live> box = live(guest.id);
@@ -339,11 +356,7 @@ void Store::revert(const std::string& id, const std::string& snapshot) {
   std::string layer = guest.layer;
   if (!snapshot.empty()) {
     const std::lock_guard lock(mutex_);
-    const Json* record = journal_->find("snapshot/" + snapshot);
-    if (record == nullptr) {
-      fail(ErrorCode::not_found, "no snapshot '{}' in {}", snapshot, root_.string());
-    }
-    layer = record->value("layer", "");
+    layer = snapshot_record(snapshot).value("layer", "");
   }
   if (layer.empty()) {
     fail(ErrorCode::not_found, "sandbox {} has no checkpoint to go back to", id);
@@ -366,20 +379,22 @@ void Store::remove(const std::string& id) {
 
 void Store::remove_snapshot(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  if (journal_->find("snapshot/" + name) == nullptr) {
-    fail(ErrorCode::not_found, "no snapshot '{}' in {}", name, root_.string());
-  }
+  snapshot_record(name);
   commit({{"snapshot/" + name, std::nullopt}});
 }
 
-Defaults Store::snapshot_defaults(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+const Json& Store::snapshot_record(const std::string& name) const {
   const Json* record = journal_->find("snapshot/" + name);
   if (record == nullptr) {
     fail(ErrorCode::not_found, "no snapshot '{}' in {}", name, root_.string());
   }
+  return *record;
+}
+
+Defaults Store::snapshot_defaults(const std::string& name) {
+  const std::lock_guard lock(mutex_);
   try {
-    return parse_defaults(*record);
+    return parse_defaults(snapshot_record(name));
   } catch (const Json::exception& error) {
     fail(ErrorCode::corrupt_data, "snapshot '{}': its record cannot be read: {}", name, error.what());
   }
@@ -388,11 +403,7 @@ Defaults Store::snapshot_defaults(const std::string& name) {
 void Store::name_snapshot(const std::string& existing, const std::string& name) {
   need_name(name);
   const std::lock_guard lock(mutex_);
-  const Json* record = journal_->find("snapshot/" + existing);
-  if (record == nullptr) {
-    fail(ErrorCode::not_found, "no snapshot '{}' in {}", existing, root_.string());
-  }
-  Json copy = *record;
+  Json copy = snapshot_record(existing);
   copy["created"] = std::time(nullptr);
   commit({{"snapshot/" + name, std::move(copy)}});
 }

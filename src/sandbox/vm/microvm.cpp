@@ -52,8 +52,9 @@ class MicrovmSandbox : public Sandbox {
     if (request.timeout.count() < 0) {
       fail(ErrorCode::invalid_argument, "sandbox {}: a time-out of {} ms", id_, request.timeout.count());
     }
-    vm::GuestRequest command = command_of(request);
-    command.flags = store_->guest(id_).defaults.root ? vm::kAsRoot : 0;
+    const Defaults defaults = store_->guest(id_).defaults;
+    vm::GuestRequest command = command_of(request, defaults);
+    command.flags = defaults.root ? vm::kAsRoot : 0;
     return run(command, request);
   }
 
@@ -84,9 +85,10 @@ class MicrovmSandbox : public Sandbox {
     if (request.argv.empty() || request.argv.front().empty()) {
       fail(ErrorCode::invalid_argument, "sandbox {}: a process without a command", id_);
     }
-    vm::GuestRequest guest = command_of(command);
+    const vm::Guest own = store_->guest(id_);
+    vm::GuestRequest guest = command_of(command, own.defaults);
     guest.kind = vm::GuestKind::process;
-    guest.processes = static_cast<std::uint32_t>(store_->guest(id_).processes);
+    guest.processes = static_cast<std::uint32_t>(own.processes);
     guest.flags = (request.root ? vm::kAsRoot : 0) | (request.open_input ? vm::kOpenInput : 0);
     guest.tag = request.tag;
     const std::shared_ptr<vm::Link> link = store_->link(id_);
@@ -204,7 +206,7 @@ class MicrovmSandbox : public Sandbox {
     }
   }
 
-  vm::GuestRequest command_of(const ExecRequest& request) const {
+  vm::GuestRequest command_of(const ExecRequest& request, const Defaults& defaults) const {
     vm::GuestRequest guest;
     std::string directory;
     append_text(directory, request.directory, "the directory");
@@ -213,7 +215,6 @@ class MicrovmSandbox : public Sandbox {
       append_text(guest.arguments, text, "an argument");
     }
     ExecRequest whole = request;
-    const Defaults defaults = store_->guest(id_).defaults;
     whole.environment.insert(defaults.environment.begin(), defaults.environment.end());  // what is asked for stays
     for (const std::string& variable : environment_of(id_, whole)) {
       append_text(guest.environment, variable, "the environment");

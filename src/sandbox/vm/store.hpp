@@ -118,7 +118,9 @@ class Store {
   void retire(std::unique_ptr<Machine> machine) noexcept;
   [[noreturn]] void lose(Live& box, Guest guest);
   void stand_on(Guest& guest, const std::string& layer);
+  const nlohmann::json& snapshot_record(const std::string& name) const;  // with mutex_ held; throws Error{not_found}
   Template template_for(const Spec& spec);
+  std::string content_name(const std::string& image);
   Template& known_template(const std::string& key);
   Pool& pool(const Template& of);
 
@@ -134,7 +136,12 @@ class Store {
   std::map<std::string, Template> templates_;
   std::map<std::string, std::unique_ptr<Pool>> pools_;
   std::mutex building_;
-  std::map<std::string, std::string> built_;  // under building_: what was asked for, and the template's key
+  struct KnownArchive {
+    std::string file;    // which one it was, and when it changed
+    std::string digest;  // of its image
+  };
+  std::map<std::string, KnownArchive> archives_;  // under building_, by path
+  std::map<std::string, std::string> built_;      // under building_: what was asked for, and the template's key
 };
 
 nlohmann::json to_json(const Guest& guest);

@@ -1,4 +1,5 @@
 #include "sandbox/vm/template.hpp"
+#include "sandbox/command.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -48,14 +49,6 @@ void run_tool(const std::string& command, const std::string& what, const std::st
   }
 }
 
-std::string quote(const fs::path& path) {
-  std::string out = "'";
-  for (const char c : path.string()) {
-    out += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return out + "'";
-}
-
 // The root as an ext4 file system in a file. The journal of ext4 is left out: a guest's disk and memory are always
 // taken together, so there is never a disk to recover.
 void build_disk(const fs::path& root, const fs::path& disk, std::uint64_t bytes) {
@@ -65,7 +58,7 @@ void build_disk(const fs::path& root, const fs::path& disk, std::uint64_t bytes)
   }
   run_tool(fmt::format("PATH=$PATH:/usr/sbin:/sbin mke2fs -q -t ext4 -O ^has_journal -m 0 -E "
                        "lazy_itable_init=0,root_owner=0:0 -d {} {}",
-                       quote(root), quote(disk)),
+                       shell_word(root.string()), shell_word(disk.string())),
            "make the file system of a template", "e2fsprogs");
 }
 

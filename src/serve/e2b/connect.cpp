@@ -42,7 +42,21 @@ Json error_json(const RpcError& error) {
 }
 
 Reply rpc_refusal(const RpcError& error) {
-  return {error.status(), error_json(error).dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(error.status(), error_json(error));
+}
+
+Reply json_reply(int status, const Json& json) {
+  return {status, json.dump(-1, ' ', false, Json::error_handler_t::replace)};
+}
+
+Json parse_object(const std::string& body, std::size_t most_bytes) {
+  try {
+    Json out = model::parse_json(body, "the body", {.bytes = most_bytes, .depth = 16});
+    if (out.is_object()) return out;
+  } catch (const Error& error) {
+    throw ApiError(400, "", error.what());
+  }
+  throw ApiError(400, "", "the body is not a JSON object");
 }
 
 Json parse_message(std::string_view body) {

@@ -29,7 +29,11 @@ RpcError to_rpc_error(const Error& error);
 Json error_json(const RpcError& error);
 Reply rpc_refusal(const RpcError& error);  // of a unary call
 
-// The object that a request's body must be. Throws RpcError{invalid_argument}.
+Reply json_reply(int status, const Json& json);
+
+// The object that a body of the control plane must be. Throws ApiError{400}.
+Json parse_object(const std::string& body, std::size_t most_bytes);
+// The object that a call's body must be. Throws RpcError{invalid_argument}.
 Json parse_message(std::string_view body);
 
 // An envelope: one byte of flags, the length in four bytes (big-endian), JSON.

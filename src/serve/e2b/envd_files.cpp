@@ -55,26 +55,11 @@ std::string uncompressed(const Request& request) {
   if (request.content_encoding.empty() || request.content_encoding == "identity") return request.body;
   if (request.content_encoding != "gzip")
     throw ApiError(501, "", fmt::format("uploads with Content-Encoding {} are not read", request.content_encoding));
-  const sandbox::oci::Source source = sandbox::oci::gunzip(
-      [&request, at = std::size_t{0}](char* to, std::size_t size) mutable {
-        const std::size_t take = std::min(size, request.body.size() - at);
-        request.body.copy(to, take, at);
-        at += take;
-        return take;
-      },
-      "the body");
-  std::string out;
   try {
-    char part[64U << 10];
-    for (std::size_t got = 0; (got = source(part, sizeof part)) > 0;) {
-      if (out.size() + got > kMaxRead)
-        throw ApiError(413, "", fmt::format("the body is more than {} bytes when it is uncompressed", kMaxRead));
-      out.append(part, got);
-    }
+    return sandbox::oci::gunzip_all(request.body, kMaxRead, "the body");
   } catch (const Error& error) {
-    throw ApiError(400, "", error.what());
+    throw ApiError(error.code() == ErrorCode::exhausted ? 413 : 400, "", error.what());
   }
-  return out;
 }
 
 }  // namespace
@@ -170,7 +155,7 @@ Reply answer_files(sandbox::Sandbox& box, const Request& request) {
   } else {
     throw ApiError(415, "", "expected application/octet-stream or multipart/form-data");
   }
-  return {200, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(200, out);
 }
 
 Reply answer_filesystem(sandbox::Sandbox& box, const std::string& method, const Request& request) {
@@ -203,7 +188,7 @@ Reply answer_filesystem(sandbox::Sandbox& box, const std::string& method, const 
   } else {
     throw RpcError("unimplemented", fmt::format("filesystem.Filesystem/{} is not built here", method.substr(0, 60)));
   }
-  return {200, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(200, out);
 }
 
 }  // namespace tidelock::serve::e2b

@@ -101,7 +101,7 @@ sandbox::ProcessRequest parse_start(const Json& message, const SandboxRecord& re
 
 sandbox::ProcessRequest with_defaults(sandbox::ProcessRequest request, const sandbox::Defaults& defaults,
                                       bool no_user) {
-  if (request.directory.empty()) request.directory = defaults.directory.empty() ? "/root" : defaults.directory;
+  if (request.directory.empty()) request.directory = defaults.working_directory();
   request.root = request.root || (no_user && defaults.root);
   return request;
 }
@@ -145,7 +145,7 @@ Reply answer_process(sandbox::Sandbox& box, const std::string& method, const Req
   } else {
     throw RpcError("unimplemented", fmt::format("process.Process/{} is not built here", method.substr(0, 60)));
   }
-  return {200, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(200, out);
 }
 
 Usage parse_usage(const std::string& text) {

@@ -103,7 +103,7 @@ Reply Server::refusal(const ApiError& error) {
   Json out{{"code", status}, {"message", error.what()}};
   if (status == 502) out["sandboxId"] = error.param();
   if (status == 502 && positive_number(error.code()) > 0) out["port"] = positive_number(error.code());
-  return {status, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(status, out);
 }
 
 // Clients that go away before it is done change nothing: what was asked for is done.

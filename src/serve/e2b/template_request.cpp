@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/base.hpp"
+#include "serve/e2b/connect.hpp"
 #include "serve/e2b/text.hpp"
 #include "serve/fields.hpp"
 
@@ -11,20 +12,12 @@ namespace {
 
 using sandbox::BuildStep;
 
+constexpr std::size_t kMostBytes = 4 << 20;  // of a body
+
 bool is_plain(const std::string& text) {
   return !text.empty() && text.size() <= 40 && text[0] != '.' &&
          std::all_of(text.begin(), text.end(),
                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; });
-}
-
-Json object_of(const std::string& body) {
-  try {
-    Json out = model::parse_json(body, "the body", {.bytes = std::size_t{4} << 20, .depth = 16});
-    if (out.is_object()) return out;
-  } catch (const Error& error) {
-    throw ApiError(400, "", error.what());
-  }
-  throw ApiError(400, "", "the body is not a JSON object");
 }
 
 std::vector<std::string> texts_of(Fields& fields, const char* name) {
@@ -84,7 +77,7 @@ std::string template_name(const std::string& text) {
 }
 
 NewTemplate parse_new_template(const std::string& body) {
-  const Json json = object_of(body);
+  const Json json = parse_object(body, kMostBytes);
   Fields fields(json, "");
   NewTemplate out;
   const std::string alias = fields.text("alias").value_or("");
@@ -108,7 +101,7 @@ NewTemplate parse_new_template(const std::string& body) {
 }
 
 BuildStart parse_build_start(const std::string& body) {
-  const Json json = object_of(body);
+  const Json json = parse_object(body, kMostBytes);
   Fields fields(json, "");
   BuildStart out;
   out.recipe.image = fields.text("fromImage").value_or("");

@@ -17,10 +17,6 @@ constexpr std::size_t kLinesAtOnce = 100;
 constexpr std::size_t kMaxWaiting = 100;  // builds; more get 503
 constexpr auto kFilesStay = std::chrono::hours(7 * 24);
 
-Reply told(int status, const Json& json) {
-  return {status, json.dump(-1, ' ', false, Json::error_handler_t::replace)};
-}
-
 ApiError unknown_build(const std::string& id) {
   return {404, "", fmt::format("build {} was not found", id.substr(0, 100))};
 }
@@ -136,12 +132,12 @@ Reply Templates::request_build(const std::string& body) {
   }
   records_.save(record.id, to_json(record));
   builds_[record.id] = record;
-  return told(202, {{"templateID", record.template_id},
-                    {"buildID", record.id},
-                    {"public", false},
-                    {"names", Json::array({record.template_id})},
-                    {"aliases", Json::array({record.template_id})},
-                    {"tags", record.tags}});
+  return json_reply(202, {{"templateID", record.template_id},
+                          {"buildID", record.id},
+                          {"public", false},
+                          {"names", Json::array({record.template_id})},
+                          {"aliases", Json::array({record.template_id})},
+                          {"tags", record.tags}});
 }
 
 Reply Templates::start_build(const std::string& build, const std::string& body) {
@@ -253,7 +249,7 @@ void Templates::perform(const Job& job) {
 
 Reply Templates::status(const std::string& build, const Request& request) {
   const std::size_t offset = number_of(request, "logsOffset", 0, kMaxLines * 2);
-  return told(200, status_json(find(build), offset, number_of(request, "limit", kLinesAtOnce, kLinesAtOnce)));
+  return json_reply(200, status_json(find(build), offset, number_of(request, "limit", kLinesAtOnce, kLinesAtOnce)));
 }
 
 Reply Templates::upload_place(const std::string& hash, const std::string& host) {
@@ -262,7 +258,8 @@ Reply Templates::upload_place(const std::string& hash, const std::string& host) 
   const std::lock_guard lock(mutex_);
   if (uploads_.size() >= 1000) uploads_.clear();  // whoever waits with an old one asks again
   uploads_[token] = hash;
-  return told(201, {{"present", fs::exists(file_of(hash))}, {"url", fmt::format("http://{}/upload/{}", host, token)}});
+  return json_reply(201,
+                    {{"present", fs::exists(file_of(hash))}, {"url", fmt::format("http://{}/upload/{}", host, token)}});
 }
 
 Reply Templates::take_upload(const std::string& token, const std::string& body) {
@@ -278,7 +275,7 @@ Reply Templates::alias(const std::string& name) {
   const std::string full = template_name(name);
   if (!options_.templates.contains(full) && !sandboxes_.has_snapshot(full))
     throw ApiError(404, "", fmt::format("template '{}' was not found", full));
-  return told(200, {{"templateID", full}, {"public", false}});
+  return json_reply(200, {{"templateID", full}, {"public", false}});
 }
 
 Reply Templates::list() {
@@ -304,7 +301,7 @@ Reply Templates::list() {
   for (const auto& [name, image] : options_.templates) add(name, "", options_.memory_mib, options_.disk_mib, 0);
   for (const SnapshotRecord& record : sandboxes_.templates())
     add(record.name, record.build_id, record.memory_mib, record.disk_mib, record.created);
-  return told(200, out);
+  return json_reply(200, out);
 }
 
 Reply Templates::tags(const std::string& name) {
@@ -315,7 +312,7 @@ Reply Templates::tags(const std::string& name) {
       out.push_back(
           {{"tag", tag_of(record.name)}, {"buildID", record.build_id}, {"createdAt", rfc3339(record.created)}});
   if (out.empty()) throw ApiError(404, "", fmt::format("template '{}' was not found", bare));
-  return told(200, out);
+  return json_reply(200, out);
 }
 
 Reply Templates::assign_tags(const std::string& body) {
@@ -337,7 +334,7 @@ Reply Templates::assign_tags(const std::string& body) {
     record->name = name;
     sandboxes_.name_template(target, *record);
   }
-  return told(201, {{"buildID", record->build_id}, {"tags", wanted}});
+  return json_reply(201, {{"buildID", record->build_id}, {"tags", wanted}});
 }
 
 Reply Templates::remove_tags(const std::string& body) {

@@ -102,7 +102,7 @@ std::optional<Reply> Watchers::answer(sandbox::Sandbox& box, const std::string& 
   } else {
     return std::nullopt;
   }
-  return Reply{200, out.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return json_reply(200, out);
 }
 
 }  // namespace tidelock::serve::e2b
