@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <ctime>
 #include <fstream>
 #include <thread>
@@ -65,20 +66,26 @@ TEST_F(Hostile, NeverEndsAndIgnoresSignals) {
 }
 
 TEST_F(Hostile, ForkBombInItsSession) {
-  // Each process of it starts others until it fails; the first only waits.
+  // Each process of it starts others until it fails; the first only waits. A busy machine gets more time to grow it.
   const std::string marker = unique_marker();
   box_->write_file("/root/bomb", "while :; do sh /root/bomb " + marker + " & done");
   std::size_t most = 0;
-  std::thread watch([&] {
-    EXPECT_TRUE(eventually([&] { return (most = std::max(most, processes_with(marker).size())) > 20; }));
-    EXPECT_EQ(neighbour_->exec(shell("echo well")).output, "well\n");
-  });
-  const ExecResult result =
-      box_->exec(shell("sh /root/bomb " + marker + " 2> /dev/null & while :; do :; done", 1500ms));
-  watch.join();
-  EXPECT_TRUE(result.timed_out);
+  for (auto time = 1500ms; most <= 20 && time < 30s; time *= 2) {
+    std::atomic<bool> over = false;
+    std::thread watch([&] {
+      while (!over) most = std::max(most, processes_with(marker).size());
+    });
+    std::thread neighbour([&] { EXPECT_EQ(neighbour_->exec(shell("echo well")).output, "well\n"); });
+    const ExecResult result =
+        box_->exec(shell("sh /root/bomb " + marker + " 2> /dev/null & while :; do :; done", time));
+    neighbour.join();
+    over = true;
+    watch.join();
+    EXPECT_TRUE(result.timed_out);
+    EXPECT_TRUE(eventually([&] { return processes_with(marker).empty(); }));
+  }
+  EXPECT_GT(most, 20U);
   EXPECT_LE(most, 66U);
-  EXPECT_TRUE(eventually([&] { return processes_with(marker).empty(); }));
   expect_well();
 }
 
