@@ -5,6 +5,7 @@
 #include <map>
 
 #include "model/json.hpp"
+#include "serve/api_error.hpp"
 #include "serve/e2b/text.hpp"
 
 namespace tidelock::serve::e2b {
