@@ -78,7 +78,7 @@ void Engine::Impl::run(Shard& shard, Team& inner) {
 Event Engine::Impl::sample_next(Sequence& s, const float* logits) {
   const std::int64_t vocab = model.config().vocab;
   const auto& constraint = s.params.constraint;
-  const std::int32_t token = sample(logits, vocab, s.params, static_cast<std::uint64_t>(s.sampled),
+  const std::int32_t token = sample(logits, vocab, s.params, static_cast<std::uint64_t>(s.sampled_in_life()),
                                     constraint ? constraint->allowed() : std::span<const std::uint32_t>{});
   if (constraint) constraint->accept(token);
   const float logprob = model::token_logprob(logits, vocab, token);
@@ -86,8 +86,7 @@ Event Engine::Impl::sample_next(Sequence& s, const float* logits) {
   ++s.sampled;
   const bool stop =
       std::find(s.params.stop_tokens.begin(), s.params.stop_tokens.end(), token) != s.params.stop_tokens.end();
-  const bool full =
-      s.sampled >= s.params.max_tokens || static_cast<std::int64_t>(s.tokens.size()) >= model.config().max_context;
+  const bool full = s.sampled_in_life() >= s.params.max_tokens || std::ssize(s.tokens) >= model.config().max_context;
   s.status = stop ? Status::stopped : full ? Status::length : Status::decode;
   return {s.id, token, logprob, s.status, top_logprobs(logits, vocab, s.params.top_logprobs)};
 }
@@ -130,9 +129,13 @@ std::vector<SequenceId> Engine::add(std::span<const std::int32_t> prompt, std::s
   for (const auto token : prompt)
     if (token < 0 || token >= config.vocab)
       fail(ErrorCode::invalid_argument, "token {} is outside the vocabulary of {}", token, config.vocab);
-  for (const auto& p : params) check(p);
+  for (const auto& p : params) {
+    check(p);
+    if (p.sampled_before >= std::ssize(prompt))
+      fail(ErrorCode::invalid_argument, "sampled_before {}: the prompt has {} tokens", p.sampled_before, prompt.size());
+  }
   check_fits(static_cast<std::int64_t>(prompt.size()), params);
-  const state::Digest lineage = impl_->options.reuse ? impl_->lineage(held, salt) : state::Digest{};
+  const state::Digest lineage = impl_->options.reuse ? Impl::lineage(held.get(), salt) : state::Digest{};
   std::vector<SequenceId> ids;
   for (const auto& p : params) {
     const SequenceId id = impl_->next_id++;
@@ -162,7 +165,7 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
   if (s.status != Status::stopped || s.sampled == 0)
     fail(ErrorCode::invalid_argument, "sequence {} is not at a stop", id);
   if (tokens.empty()) fail(ErrorCode::invalid_argument, "nothing to append to sequence {}", id);
-  if (s.sampled >= s.params.max_tokens ||
+  if (s.sampled_in_life() >= s.params.max_tokens ||
       static_cast<std::int64_t>(s.tokens.size() + tokens.size()) >= impl_->model.config().max_context) {
     s.status = Status::length;
     return;
@@ -179,7 +182,7 @@ void Engine::append(SequenceId id, std::span<const std::int32_t> tokens) {
 std::int64_t Engine::uncached_tokens(std::span<const std::int32_t> prompt,
                                      const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt) {
   if (!impl_->options.reuse) return std::ssize(prompt);
-  return std::ssize(prompt) - impl_->cache.reach(impl_->lineage(adapter, salt), prompt);
+  return std::ssize(prompt) - impl_->cache.reach(Impl::lineage(adapter.get(), salt), prompt);
 }
 
 std::array<std::int64_t, kPromptClasses> Engine::pending_tokens() const {
@@ -209,7 +212,7 @@ std::int64_t Engine::longest_sequence() const {
 
 void Engine::check_fits(std::int64_t prompt_tokens, std::span<const SamplingParams> params) const {
   std::int64_t sampled = 0;
-  for (const auto& p : params) sampled = std::max(sampled, p.max_tokens);
+  for (const auto& p : params) sampled = std::max(sampled, p.max_tokens - p.sampled_before);
   const std::int64_t tokens = std::min(prompt_tokens + sampled, impl_->model.config().max_context);
   const std::size_t bytes = impl_->bytes_of(tokens);
   if (bytes > impl_->options.state_limit)

@@ -37,7 +37,10 @@ struct SamplingParams {
   float top_p = 1;        // smallest set of most likely tokens with at least this probability
   int top_k = 0;          // 0: no limit
   std::uint64_t seed = 0;
-  std::int64_t max_tokens = 256;          // sampled tokens in the sequence's whole life
+  std::int64_t max_tokens = 256;  // sampled tokens in the sequence's whole life
+  // Of them, those at the end of the prompt, or further up in it, that an earlier sequence sampled whose life this one
+  // continues: draws are numbered on from there, so that with equal weights it says what the earlier one would have.
+  std::int64_t sampled_before = 0;
   std::vector<std::int32_t> stop_tokens;  // ends a turn; the token itself is part of the sequence
   int top_logprobs = 0;                   // how many of the most likely tokens to report with each sampled one
   std::shared_ptr<TokenConstraint> constraint = nullptr;  // applied first; not shared by two sequences
@@ -99,7 +102,8 @@ class Engine {
   // Starts one sequence per element of `params`, all from the same prompt, which is computed once. The adapter is
   // shared. Prompts with lower `priority` are computed first, within their class (schedule.hpp). States are reused
   // among sequences of the same adapter and `salt` only. Throws Error{invalid_argument} for an empty prompt, bad
-  // tokens, an adapter that was made for another model, and sequences whose state could never fit below state_limit.
+  // tokens, more tokens `sampled_before` than the prompt has, an adapter that was made for another model, and sequences
+  // whose state could never fit below state_limit.
   std::vector<SequenceId> add(std::span<const std::int32_t> prompt, std::span<const SamplingParams> params,
                               std::shared_ptr<const model::Adapter> adapter = nullptr, const std::string& salt = {},
                               int priority = 0);

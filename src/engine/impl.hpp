@@ -32,6 +32,7 @@ struct Sequence {
   PromptClass prompt = PromptClass::brief;           // by what was to compute when it began
   int priority = 0;
 
+  std::int64_t sampled_in_life() const { return params.sampled_before + sampled; }
   std::int64_t pending() const { return static_cast<std::int64_t>(tokens.size()) - state.position(); }
   // The tokens that its state stands for.
   std::span<const std::int32_t> done() const {
@@ -62,8 +63,6 @@ struct Engine::Impl {
   state::Pool pool;
   state::KeptStates cache;
   std::map<SequenceId, Sequence> sequences;
-  // Adapters by the hash of their values, for the lineage; computed once as long as the adapter lives.
-  std::map<const model::Adapter*, std::pair<std::weak_ptr<const model::Adapter>, std::string>> adapter_hashes;
   SequenceId next_id = 1;
   std::vector<std::unique_ptr<Shard>> shards;
   Counters counters;
@@ -78,7 +77,7 @@ struct Engine::Impl {
   state::Digest identity() const;
   Sequence& at(SequenceId id);
   std::vector<StepPlanItem> plan();
-  state::Digest lineage(const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt);
+  static state::Digest lineage(const model::Adapter* adapter, const std::string& salt);
   // Starts a sequence's tokens from the deepest kept state, or begins to bring that up from disk.
   void start(Sequence& s);
   void begin_at(Sequence& s, state::SequenceState state);

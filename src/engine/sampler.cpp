@@ -54,6 +54,9 @@ void check(const SamplingParams& p) {
   if (p.top_k < 0) fail(ErrorCode::invalid_argument, "top_k {}: expected 0 (off) or more", p.top_k);
   if (p.top_logprobs < 0) fail(ErrorCode::invalid_argument, "top_logprobs {}: expected 0 or more", p.top_logprobs);
   if (p.max_tokens < 1) fail(ErrorCode::invalid_argument, "max_tokens {}: expected 1 or more", p.max_tokens);
+  if (p.sampled_before < 0 || p.sampled_before >= p.max_tokens)
+    fail(ErrorCode::invalid_argument, "sampled_before {}: expected 0 or more, below max_tokens {}", p.sampled_before,
+         p.max_tokens);
 }
 
 std::int32_t sample(const float* logits, std::int64_t vocab, const SamplingParams& params, std::uint64_t counter,

@@ -36,17 +36,8 @@ std::vector<StepPlanItem> Engine::Impl::plan() {
   return planner.plan(inputs, budget.tokens());
 }
 
-state::Digest Engine::Impl::lineage(const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt) {
-  std::string hash;
-  if (adapter) {
-    auto& [alive, known] = adapter_hashes[adapter.get()];
-    if (alive.lock() != adapter) {
-      alive = adapter;
-      known = adapter->values().sha256(model);
-    }
-    hash = known;
-    std::erase_if(adapter_hashes, [](const auto& entry) { return entry.second.first.expired(); });
-  }
+state::Digest Engine::Impl::lineage(const model::Adapter* adapter, const std::string& salt) {
+  const std::string hash = adapter != nullptr ? adapter->sha256() : "";
   const std::array<std::string_view, 2> parts{hash, salt};
   return state::lineage(parts);
 }

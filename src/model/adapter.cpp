@@ -52,6 +52,10 @@ void Adapter::set(ParameterId id, std::span<const float> a, std::span<const floa
   if (static_cast<std::int64_t>(a.size()) != rank_ * in || static_cast<std::int64_t>(b.size()) != out * rank_)
     fail(ErrorCode::internal, "{}: adapter of {} and {} values, expected {} and {}", p.name, a.size(), b.size(),
          rank_ * in, out * rank_);
+  {
+    const std::lock_guard lock(hash_mutex_);
+    sha256_.clear();
+  }
   auto& parts = parts_[static_cast<std::size_t>(id)];
   parts.clear();
   const bool training = model_.for_training();
@@ -99,6 +103,12 @@ AdapterValues Adapter::values() const {
     values.pairs.push_back(std::move(pair));
   }
   return values;
+}
+
+std::string Adapter::sha256() const {
+  const std::lock_guard lock(hash_mutex_);
+  if (sha256_.empty()) sha256_ = values().sha256(model_);
+  return sha256_;
 }
 
 std::vector<ParameterId> adaptable_parameters(const Model& model) {

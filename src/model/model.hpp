@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -185,6 +186,8 @@ class Adapter {
   // The values as the forward pass reads them, from the packed matrices. Throws Error{mismatch} when the copies that an
   // absorbed parameter keeps of its A differ.
   AdapterValues values() const;
+  // Of values(); computed once for as long as nothing is set. From any thread.
+  std::string sha256() const;
   // Parts beside those of the parameter, or null when this parameter has no adapter.
   const AdapterPart* parts(ParameterId id) const {
     const auto& p = parts_[static_cast<std::size_t>(id)];
@@ -196,6 +199,8 @@ class Adapter {
   int rank_;
   float alpha_;
   std::vector<std::vector<AdapterPart>> parts_;
+  mutable std::mutex hash_mutex_;
+  mutable std::string sha256_;  // empty: not computed yet
 };
 
 // Parameters that take an adapter: all linear maps including experts, without the router, the indexer and the head.

@@ -21,7 +21,7 @@ bool good_name(const std::string& name) {
 Adapters::Adapters(const model::Model& model, std::string base, std::shared_ptr<const model::Adapter> adapter,
                    std::filesystem::path folder)
     : model_(model), base_(std::move(base)), folder_(std::move(folder)) {
-  std::string sha256 = adapter ? adapter->values().sha256(model) : "";
+  std::string sha256 = adapter ? adapter->sha256() : "";
   by_name_.emplace(base_, Weights{std::move(adapter), 0, std::move(sha256)});
 }
 
@@ -54,9 +54,8 @@ Weights Adapters::load(const std::string& name, const std::string& path) {
                    "lora_path");
   Weights weights;
   try {
-    const model::AdapterValues values = model::load_adapter(model_, wanted);
-    weights.sha256 = values.sha256(model_);
-    weights.adapter = model::make_adapter(model_, values);
+    weights.adapter = model::make_adapter(model_, model::load_adapter(model_, wanted));
+    weights.sha256 = weights.adapter->sha256();  // here, not on the engine's thread
   } catch (const Error& fault) {
     spdlog::warn("adapter {}: {}", name, fault.what());
     throw ApiError(400, "invalid_adapter",

@@ -119,6 +119,25 @@ TEST_P(EngineTest, AppendContinuesAfterAStop) {
   EXPECT_EQ(next.logprobs.front(), model::token_logprob(logits, model->config().vocab, expected));
 }
 
+TEST_P(EngineTest, ASequenceGoesOnInAnotherEngineFromEveryCut) {
+  const Tokens prompt = random_tokens(20, 3);
+  const auto p = params(5, 12);
+  const Sampled whole = alone(prompt, p);
+  const auto continued = [&](std::int64_t cut, std::int64_t before) {
+    Tokens history = prompt;
+    history.insert(history.end(), whole.tokens.begin(), whole.tokens.begin() + cut);
+    auto q = p;
+    q.sampled_before = before;
+    return alone(history, q);
+  };
+  for (std::int64_t cut = 1; cut < 12; ++cut) {
+    const Sampled rest{{whole.tokens.begin() + cut, whole.tokens.end()},
+                       {whole.logprobs.begin() + cut, whole.logprobs.end()}};
+    EXPECT_EQ(continued(cut, cut), rest) << cut;
+  }
+  EXPECT_NE(continued(6, 5).tokens, continued(6, 6).tokens) << "the draws' numbers are part of what it says";
+}
+
 TEST_P(EngineTest, LengthsEndASequence) {
   const auto max_context = model->config().max_context;
   const auto p = params(1, 1000);
@@ -156,7 +175,10 @@ TEST_P(EngineTest, BadRequestsAreRefusedAndChangeNothing) {
       {"top_p", [](SamplingParams& s) { s.top_p = 0; }},
       {"top_p", [](SamplingParams& s) { s.top_p = 1.5F; }},
       {"top_k", [](SamplingParams& s) { s.top_k = -1; }},
-      {"max_tokens", [](SamplingParams& s) { s.max_tokens = 0; }}};
+      {"max_tokens", [](SamplingParams& s) { s.max_tokens = 0; }},
+      {"sampled_before", [](SamplingParams& s) { s.sampled_before = -1; }},
+      {"sampled_before", [](SamplingParams& s) { s.sampled_before = s.max_tokens; }},
+      {"sampled_before", [](SamplingParams& s) { s.max_tokens = 20, s.sampled_before = 10; }}};
   for (const auto& [name, spoil] : bad) {
     std::vector<SamplingParams> group = {p, p};
     spoil(group[1]);

@@ -108,6 +108,14 @@ TEST_P(AdapterIo, TheHashSeesEverything) {
   EXPECT_FALSE(differs([](AdapterValues&) {}));
 }
 
+TEST_P(AdapterIo, TheHashFollowsWhatIsSet) {
+  const auto adapter = make_adapter(*model, values);
+  EXPECT_EQ(adapter->sha256(), values.sha256(*model));
+  values.pairs.back().b.back() += 1;
+  adapter->set(values.pairs.back().id, values.pairs.back().a, values.pairs.back().b);
+  EXPECT_EQ(adapter->sha256(), values.sha256(*model));
+}
+
 TEST_P(AdapterIo, ChangedValuesDoNotMatchTheirHash) {
   file.tensors[3].bytes[0] ^= std::byte{1};
   write();
