@@ -103,7 +103,7 @@ void read_moments(const fs::path& path, std::span<float> m, std::span<float> v) 
 
 void save_checkpoint(const fs::path& run, const RunState& state, const model::Model& model,
                      const train::LoraParameters& parameters, train::AdamW& optimizer, const std::string& base_name,
-                     std::int64_t keep) {
+                     std::int64_t keep, const std::function<void(const fs::path&)>& more) {
   const fs::path folder = run / "checkpoints";
   const fs::path final_path = folder / fmt::format("step_{}", state.step),
                  temporary = folder / fmt::format(".step_{}.tmp", state.step);
@@ -118,6 +118,7 @@ void save_checkpoint(const fs::path& run, const RunState& state, const model::Mo
                              {{"m", model::Dtype::f32, {count}, std::as_bytes(optimizer.m())},
                               {"v", model::Dtype::f32, {count}, std::as_bytes(optimizer.v())}},
                              {{"tidelock_contract", numerics::kContractName}});
+    if (more) more(temporary);
     write_file_atomic(temporary / "state.json",
                       to_json(state, adapter.sha256(model), optimizer.steps()).dump(1) + "\n");
     sync_directory(temporary);

@@ -3,11 +3,13 @@
 //
 //   checkpoints/step_N/adapter_config.json, adapter_model.safetensors   the adapter (PEFT)
 //   checkpoints/step_N/optimizer.safetensors                            AdamW moments, float32
+//   checkpoints/step_N/unfinished.*, policy_V/                          of partial rollouts (rl/unfinished.hpp)
 //   checkpoints/step_N/state.json                                       step, versions, counters, history for the view
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,11 +29,11 @@ struct RunState {
   std::vector<ViewEvaluation> evaluations;
 };
 
-// Writes, syncs and renames into place, then removes all but the newest `keep`. Throws Error{io}; earlier checkpoints
-// stay.
+// Writes, syncs and renames into place, then removes all but the newest `keep`. `more` writes into the folder what else
+// belongs to the checkpoint. Throws Error{io}; earlier checkpoints stay.
 void save_checkpoint(const std::filesystem::path& run, const RunState& state, const model::Model& model,
                      const train::LoraParameters& parameters, train::AdamW& optimizer, const std::string& base_name,
-                     std::int64_t keep);
+                     std::int64_t keep, const std::function<void(const std::filesystem::path&)>& more = nullptr);
 
 // The newest checkpoint of a run folder, if any.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run);

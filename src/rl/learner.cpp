@@ -10,11 +10,33 @@
 
 namespace tidelock::rl {
 
-void compare_bits(const Trajectory& t, std::span<const float> trainer, Comparison& c) {
+std::set<std::uint64_t> versions_of(const Trajectory& t) {
+  std::set<std::uint64_t> versions;
+  for (const Span& span : t.spans)
+    if (span.source == Source::sampled) versions.insert(span.weight_version);
+  return versions;
+}
+
+namespace {
+
+// Of each sampled token, the version that sampled it.
+std::vector<std::uint64_t> version_of_each(const Trajectory& t) {
+  std::vector<std::uint64_t> versions;
+  for (const Span& span : t.spans)
+    if (span.source == Source::sampled)
+      versions.insert(versions.end(), static_cast<std::size_t>(span.end - span.begin), span.weight_version);
+  return versions;
+}
+
+}  // namespace
+
+void compare_bits(const Trajectory& t, std::uint64_t version, std::span<const float> trainer, Comparison& c) {
   if (trainer.size() != t.logprobs.size())
     fail(ErrorCode::mismatch, "trajectory {}/{} of {}: {} sampled tokens, the trainer scored {}", t.group, t.member,
          t.task_id, t.logprobs.size(), trainer.size());
+  const auto versions = version_of_each(t);
   for (std::size_t i = 0; i < trainer.size(); ++i) {
+    if (versions[i] != version) continue;
     ++c.compared;
     if (std::bit_cast<std::uint32_t>(trainer[i]) == std::bit_cast<std::uint32_t>(t.logprobs[i])) continue;
     if (c.mismatched++ == 0)
@@ -116,8 +138,32 @@ std::size_t Learner::put_away(const std::filesystem::path& folder) {
   return gradient + optimizer_.put_away(folder);
 }
 
+// Tokens of trajectories that were set aside: their weights are not those that the gradient is taken at.
+void Learner::compare_older(std::span<const Trajectory> trajectories, const Policies& policies, Update& out) {
+  const std::uint64_t newest = policies.rbegin()->first;
+  std::map<std::uint64_t, std::vector<const Trajectory*>> by_version;
+  for (const Trajectory& t : trajectories)
+    for (const std::uint64_t version : versions_of(t)) {
+      if (!policies.contains(version))
+        fail(ErrorCode::internal, "trajectory {}/{} of {}: the weights of version {} are gone", t.group, t.member,
+             t.task_id, version);
+      if (version != newest) by_version[version].push_back(&t);
+    }
+  for (const auto& [version, sampled] : by_version) {
+    const std::int64_t before = out.compared.compared;
+    const auto scored = worker_.score(sequences_of(sampled, policies.at(version).get()), options_);
+    for (std::size_t i = 0; i < sampled.size(); ++i) {
+      compare_bits(*sampled[i], version, scored[i], out.compared);
+      out.tokens += std::ssize(sampled[i]->tokens);
+    }
+    out.older_tokens += out.compared.compared - before;
+  }
+}
+
 Update Learner::update(std::span<const Trajectory> trajectories, const Advantages& advantages,
-                       const model::Adapter* adapter) {
+                       const Policies& policies) {
+  const auto& [newest, held] = *policies.rbegin();
+  const model::Adapter* adapter = held.get();
   Batch batch;
   Update out;
   double entropy = 0, sampled = 0;
@@ -141,9 +187,10 @@ Update Learner::update(std::span<const Trajectory> trajectories, const Advantage
   out.entropy_estimate = sampled > 0 ? entropy / sampled : 0;
   const auto scored = worker_.score(sequences_of(batch.scored, adapter), options_);
   for (std::size_t i = 0; i < batch.scored.size(); ++i) {
-    compare_bits(*batch.scored[i], scored[i], out.compared);
+    compare_bits(*batch.scored[i], newest, scored[i], out.compared);
     out.tokens += static_cast<std::int64_t>(batch.scored[i]->tokens.size());
   }
+  compare_older(trajectories, policies, out);
   if (batch.teaching.empty()) return out;
   if (s_.number("rl.kl_coefficient") > 0)
     batch.reference = worker_.score(sequences_of(batch.teaching, nullptr), options_);
@@ -158,7 +205,7 @@ Update Learner::update(std::span<const Trajectory> trajectories, const Advantage
     if (epoch == 0) {
       out.loss = result.loss;
       for (std::size_t i = 0; i < batch.teaching.size(); ++i)
-        compare_bits(*batch.teaching[i], result.logprobs[i], out.compared);
+        compare_bits(*batch.teaching[i], newest, result.logprobs[i], out.compared);
     }
     out.grad_norm = train::gradient_norm(gradient_);
     if (!std::isfinite(out.grad_norm)) fail(ErrorCode::internal, "the gradient's norm is {}", out.grad_norm);

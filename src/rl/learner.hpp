@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 
@@ -21,8 +23,16 @@ struct Comparison {
   std::string first = {};  // where the first mismatch is
 };
 
-// Adds one trajectory's tokens: bits of the rollout's log-probabilities against the trainer's.
-void compare_bits(const Trajectory& trajectory, std::span<const float> trainer, Comparison& comparison);
+// Adapters by weight version; the last is the newest.
+using Policies = std::map<std::uint64_t, std::shared_ptr<const model::Adapter>>;
+
+// The weight versions that a trajectory's tokens were sampled with.
+std::set<std::uint64_t> versions_of(const Trajectory& trajectory);
+
+// Adds those of one trajectory's tokens that were sampled with `version`: bits of the rollout's log-probabilities
+// against `trainer`, which are those of all its sampled tokens under that version's weights.
+void compare_bits(const Trajectory& trajectory, std::uint64_t version, std::span<const float> trainer,
+                  Comparison& comparison);
 
 // A comparison that compared nothing proves nothing: Error{mismatch}, as is a token with other bits unless
 // `report_only`.
@@ -36,8 +46,9 @@ struct Update {
   Comparison compared;
   double loss = 0, grad_norm = 0, kl = 0;  // kl: mean k3 to the base per token, when it is in the loss
   double clip_fraction = 0;
-  double entropy_estimate = 0;  // mean of -logprob over sampled tokens
-  std::int64_t tokens = 0;      // that went through a forward pass
+  double entropy_estimate = 0;    // mean of -logprob over sampled tokens
+  std::int64_t tokens = 0;        // that went through a forward pass
+  std::int64_t older_tokens = 0;  // sampled with weights before the newest
 };
 
 class Learner {
@@ -45,8 +56,9 @@ class Learner {
   Learner(const model::Model& model, Team& team, const Settings& settings);
 
   Advantages advantages(std::span<const Trajectory> trajectories, std::uint64_t seed) const;
-  // Compares every sampled token, then takes rl.epochs optimizer steps. `adapter` is the one that sampled.
-  Update update(std::span<const Trajectory> trajectories, const Advantages& advantages, const model::Adapter* adapter);
+  // Compares every sampled token under the weights that sampled it, then takes rl.epochs optimizer steps from the
+  // newest. Throws Error{internal} for a token whose weights are not among `policies`.
+  Update update(std::span<const Trajectory> trajectories, const Advantages& advantages, const Policies& policies);
 
   // Moves what only update() needs to a file in `folder` (train::AdamW::put_away); returns the bytes of memory that
   // this gives back. update() brings it back by itself, optimizer() does not.
@@ -59,6 +71,7 @@ class Learner {
 
  private:
   struct Batch;
+  void compare_older(std::span<const Trajectory> trajectories, const Policies& policies, Update& out);
   train::GradientResult gradient(const Batch& batch, const model::Adapter* adapter, LossValue& total);
 
   const model::Model& model_;

@@ -67,6 +67,11 @@ Schema rl_schema() {
   s.number("rollout.top_p", "nucleus sampling").range(1e-6, 1).fallback(1.0);
   s.integer("rollout.top_k", "0: no limit").range(0, 1e6).fallback(0);
   s.integer("rollout.max_tokens", "sampled tokens of a trajectory").range(1, 1e6).fallback(256);
+  s.integer("rollout.iteration_tokens",
+            "sampled tokens of a trajectory in one step, after which it is set aside and goes on in the next step; 0: "
+            "no limit")
+      .range(0, 1e6)
+      .fallback(0);
   s.integer("rollout.max_turns", "assistant turns of a trajectory").range(1, 1000).fallback(4);
   s.flag("rollout.thinking", "open the thinking channel").fallback(false);
   s.flag("rollout.tool_enabled", "off (a control): every call is answered with \"tool disabled\"").fallback(true);
@@ -141,7 +146,7 @@ std::vector<RolloutGroup> draw_groups(const TaskMixture& tasks, Split split, std
   for (std::int64_t g = 0; g < groups; ++g) {
     const std::uint64_t group_seed =
         mix_seed(mix_seed(seed, static_cast<std::uint64_t>(step)), static_cast<std::uint64_t>(g));
-    RolloutGroup group{tasks.make(group_seed, split), g, {}};
+    RolloutGroup group{tasks.make(group_seed, split), g, {}, step};
     for (std::int64_t m = 0; m < members; ++m)
       group.seeds.push_back(mix_seed(group_seed, 0x73616D706C65ULL + static_cast<std::uint64_t>(m)));
     out.push_back(std::move(group));

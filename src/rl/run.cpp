@@ -14,6 +14,7 @@
 #include "rl/checkpoint.hpp"
 #include "rl/learner.hpp"
 #include "rl/metrics.hpp"
+#include "rl/unfinished.hpp"
 
 namespace tidelock::rl {
 namespace {
@@ -126,23 +127,29 @@ class Run {
   // One step of the algorithm.
   void step() {
     const auto start = Clock::now();
-    const auto groups =
-        draw_groups(tasks_, Split::train, seed_, state_.step + 1, s_.integer("rl.groups"), s_.integer("rl.group_size"));
     make_room();
-    const RolloutResult batch = rollout_.run(groups, adapter_, state_.weight_version, watching("rollout"), lent_bytes_);
+    // In the last step nothing is set aside, as nothing would go on with it.
+    const bool last = state_.step + 1 == s_.integer("rl.steps");
+    const IterationOptions iteration{last ? 0 : s_.integer("rollout.iteration_tokens"), lent_bytes_};
+    const RolloutResult batch = rollout_.run_iteration(draw(state_.step + 1), policies_.rbegin()->second,
+                                                       state_.weight_version, iteration, watching("rollout"));
 
     check_gradings(batch.trajectories, fmt::format("step {}", state_.step + 1));
     show("train", 0);
     const auto train_start = Clock::now();
     const Advantages advantages =
         learner_.advantages(batch.trajectories, mix_seed(seed_, static_cast<std::uint64_t>(state_.step)));
-    const Update update = learner_.update(batch.trajectories, advantages, adapter_.get());
+    const Update update = learner_.update(batch.trajectories, advantages, policies_);
     account_mismatch(update.compared);
-    hand_over();
+    hand_over(state_.weight_version + 1);
     const double train_s = seconds_since(train_start);
 
     ++state_.step;
-    record(groups, batch, advantages, update, train_s, seconds_since(start));
+    record(batch, advantages, update, train_s, seconds_since(start));
+  }
+
+  std::vector<RolloutGroup> draw(std::int64_t step) const {
+    return draw_groups(tasks_, Split::train, seed_, step, s_.integer("rl.groups"), s_.integer("rl.group_size"));
   }
 
   // Rollouts need memory for states, the optimizer needs none meanwhile.
@@ -151,13 +158,15 @@ class Run {
     if (!folder.empty()) lent_bytes_ = learner_.put_away(folder);
   }
 
-  // The trainer's adapter becomes the rollout's, under a new version; both sides' hashes must agree.
-  void hand_over() {
+  // The trainer's adapter becomes the rollout's, as this version; both sides' hashes must agree. Earlier ones stay as
+  // long as there are unfinished trajectories with tokens of theirs.
+  void hand_over(std::uint64_t version) {
     const model::AdapterValues values = learner_.adapter_values();
     auto received = std::shared_ptr<const model::Adapter>(model::make_adapter(*model_, values));
-    adapter_sha256_ = check_hand_over(values, *received, state_.weight_version + 1);
-    adapter_ = std::move(received);
-    ++state_.weight_version;
+    adapter_sha256_ = check_hand_over(values, *received, version);
+    policies_[version] = std::move(received);
+    state_.weight_version = version;
+    forget_unused(policies_, rollout_.unfinished());
   }
 
   void account_mismatch(const Comparison& c) {
@@ -181,9 +190,12 @@ class Run {
     MetricsOptions metrics;
     metrics.resumed_step = checkpoint ? state_.step : -1;
     metrics_ = std::make_unique<MetricsWriter>(dir, metrics);
-    const std::uint64_t version = state_.weight_version;
-    hand_over();  // of the adapter as initialised or restored: the version does not move
-    state_.weight_version = version;
+    if (checkpoint) {
+      Unfinished unfinished = load_unfinished(*checkpoint, *model_, [&](std::int64_t step) { return draw(step); });
+      policies_ = std::move(unfinished.policies);
+      rollout_.restore(std::move(unfinished.groups));
+    }
+    hand_over(state_.weight_version);  // of the adapter as initialised or restored
     view_.run = dir.filename().string();
     view_.model = s_.text("model.path");
     view_.seed = seed_;
@@ -195,13 +207,17 @@ class Run {
     learner_.retrieve();  // of an update that had nothing to learn from
     state_.elapsed_s = elapsed_before_ + seconds_since(started_);
     save_checkpoint(options_.directory, state_, *model_, learner_.parameters(), learner_.optimizer(),
-                    s_.text("model.path"), s_.integer("checkpoint.keep"));
+                    s_.text("model.path"), s_.integer("checkpoint.keep"), [&](const fs::path& folder) {
+                      Unfinished unfinished{rollout_.unfinished(), policies_};
+                      unfinished.policies.erase(state_.weight_version);
+                      save_unfinished(folder, unfinished, *model_, atif_context());
+                    });
   }
 
   void evaluate_and_record() {
     const auto start = Clock::now();
     const EvaluationResult result =
-        evaluate(rollout_, tasks_, s_, adapter_, state_.weight_version, watching("evaluate"));
+        evaluate(rollout_, tasks_, s_, policies_.rbegin()->second, state_.weight_version, watching("evaluate"));
     state_.evaluations.push_back({state_.step, result.evaluation});
     state_.other_s += seconds_since(start);
     MetricsRow row(state_.step);
@@ -227,8 +243,8 @@ class Run {
     show("evaluate", 1);
   }
 
-  void record(std::span<const RolloutGroup> groups, const RolloutResult& batch, const Advantages& advantages,
-              const Update& update, double train_s, double wall_s) {
+  void record(const RolloutResult& batch, const Advantages& advantages, const Update& update, double train_s,
+              double wall_s) {
     const RolloutStats& stats = batch.stats;
     double reward = 0, length = 0;
     std::int64_t graded = 0, failed = 0, malformed = 0, truncated = 0;
@@ -270,6 +286,10 @@ class Run {
     row.set("alive_fraction", advantages.alive_fraction());
     row.set("response_length_mean", length / n);
     row.set("trajectories", static_cast<std::int64_t>(batch.trajectories.size()));
+    row.set("groups", std::ssize(batch.groups));
+    row.set("set_aside", stats.set_aside);
+    row.set("continued", stats.continued);
+    row.set("older_tokens", update.older_tokens);
     row.set("failed", failed);
     row.set("malformed", malformed);
     row.set("truncated", truncated);
@@ -286,7 +306,7 @@ class Run {
     row.set("states_loaded", stats.loaded);
     row.set("optimizer_bytes_away", static_cast<std::int64_t>(lent_bytes_));
     metrics_->write(row, "train");
-    write_trajectories(groups, batch.trajectories);
+    write_trajectories(batch);
 
     view_.rollout_tokens_per_s = rollout_rate;
     view_.train_tokens_per_s = train_rate;
@@ -294,27 +314,28 @@ class Run {
     view_.sandbox_frozen_fraction = stats.frozen_fraction();
     view_.tool_rate = tool_rate(batch.trajectories);
     view_.alive_fraction = advantages.alive_fraction();
-    view_.sample = sample_of(groups, batch.trajectories);
+    view_.sample = sample_of(batch);
     show("rollout", 0);
   }
 
-  void write_trajectories(std::span<const RolloutGroup> groups, std::span<const Trajectory> trajectories) {
+  AtifContext atif_context() const { return {view_.run, s_.text("model.path"), "0.1"}; }
+
+  void write_trajectories(const RolloutResult& batch) {
     const std::int64_t every = s_.integer("record.trajectories_every");
     if (every == 0 || state_.step % every != 0) return;
-    const AtifContext context{view_.run, s_.text("model.path"), "0.1"};
     std::vector<std::string> lines;
-    for (const auto& t : trajectories)
-      lines.push_back(atif_line(context, groups[static_cast<std::size_t>(t.group)].episode.messages, t));
+    for (const auto& t : batch.trajectories)
+      lines.push_back(atif_line(atif_context(), batch.groups[static_cast<std::size_t>(t.group)]->episode.messages, t));
     fs::create_directories(options_.directory / "trajectories");
     write_atif(options_.directory / "trajectories" / fmt::format("step_{}.jsonl", state_.step), lines);
   }
 
   // The first trajectory with the most tool calls: what a person can look at.
-  static ViewSample sample_of(std::span<const RolloutGroup> groups, std::span<const Trajectory> trajectories) {
-    const auto best = std::max_element(trajectories.begin(), trajectories.end(),
+  static ViewSample sample_of(const RolloutResult& batch) {
+    const auto best = std::max_element(batch.trajectories.begin(), batch.trajectories.end(),
                                        [](const auto& a, const auto& b) { return a.tool_calls < b.tool_calls; });
     ViewSample sample;
-    sample.question = groups[static_cast<std::size_t>(best->group)].episode.messages.back().content;
+    sample.question = batch.groups[static_cast<std::size_t>(best->group)]->episode.messages.back().content;
     for (const auto& turn : best->turns)
       for (const auto& call : turn.calls) sample.calls.emplace_back(shell_command(call.arguments), call.output);
     sample.answer = best->answer;
@@ -361,7 +382,7 @@ class Run {
   Learner learner_;
   std::uint64_t seed_;
   RunState state_;
-  std::shared_ptr<const model::Adapter> adapter_;
+  Policies policies_;  // the newest, and those of unfinished trajectories
   std::string adapter_sha256_;
   std::size_t lent_bytes_ = 0;  // of the optimizer, to the rollout
   std::unique_ptr<MetricsWriter> metrics_;

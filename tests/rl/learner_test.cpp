@@ -27,7 +27,7 @@ TEST(CompareBits, CountsEveryTokenAndFindsOneBit) {
   const std::vector<float> logprobs{-0.5F, -0.0F, -1.25F};
   const Trajectory t = with_logprobs(logprobs);
   Comparison c;
-  compare_bits(t, logprobs, c);
+  compare_bits(t, 1, logprobs, c);
   EXPECT_EQ(c.compared, 3);
   EXPECT_EQ(c.mismatched, 0);
   for (std::size_t token = 0; token < logprobs.size(); ++token)
@@ -35,7 +35,7 @@ TEST(CompareBits, CountsEveryTokenAndFindsOneBit) {
       std::vector<float> trainer = logprobs;
       trainer[token] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(trainer[token]) ^ (1U << bit));
       Comparison flipped;
-      compare_bits(t, trainer, flipped);
+      compare_bits(t, 1, trainer, flipped);
       EXPECT_EQ(flipped.compared, 3);
       EXPECT_EQ(flipped.mismatched, 1) << "token " << token << ", bit " << bit;
       EXPECT_NE(flipped.first.find("trajectory 2/3 of calc-5, sampled token " + std::to_string(token)),
@@ -46,12 +46,12 @@ TEST(CompareBits, CountsEveryTokenAndFindsOneBit) {
 TEST(CompareBits, AddsUpAndKeepsTheLargest) {
   const Trajectory t = with_logprobs({-1, -2});
   Comparison c;
-  compare_bits(t, std::vector<float>{-1, -2.5F}, c);
-  compare_bits(t, std::vector<float>{-1.25F, -2}, c);
+  compare_bits(t, 1, std::vector<float>{-1, -2.5F}, c);
+  compare_bits(t, 1, std::vector<float>{-1.25F, -2}, c);
   EXPECT_EQ(c.compared, 4);
   EXPECT_EQ(c.mismatched, 2);
   EXPECT_EQ(c.max_abs, 0.5);
-  EXPECT_THROW(compare_bits(t, std::vector<float>{-1}, c), Error);
+  EXPECT_THROW(compare_bits(t, 1, std::vector<float>{-1}, c), Error);
 }
 
 ErrorCode verdict(const Comparison& c, bool report_only) {
@@ -128,9 +128,9 @@ class LearnerTest : public ::testing::Test {
     const Settings settings = testing::recipe(all);
     Learner learner(random_model(), team, settings);
     learner.parameters().initialize(1);
-    const auto adapter = model::make_adapter(random_model(), learner.adapter_values());
+    const std::shared_ptr<const model::Adapter> adapter = model::make_adapter(random_model(), learner.adapter_values());
     Outcome out;
-    out.update = learner.update(batch, learner.advantages(batch, 1), adapter.get());
+    out.update = learner.update(batch, learner.advantages(batch, 1), {{0, adapter}});
     out.values.assign(learner.parameters().values().begin(), learner.parameters().values().end());
     return out;
   }

@@ -175,15 +175,15 @@ void put_lottery(const fs::path& folder) {
 }
 
 // A small run in real sandboxes, in this process.
-RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads,
-               const std::string& more = {}) {
+RunSummary run(const fs::path& folder, bool resume, std::int64_t stop_after, int threads, const std::string& more = {},
+               const std::vector<std::string>& overrides = {}) {
   const fs::path tasks = folder / "tasks";
   put_lottery(tasks);
   const std::string text = fmt::format(
       "model.path = \"{}\"\ntasks.dir = \"{}\"\nadapter.rank = 2\nrl.steps = 2\nrl.groups = 2\nrl.group_size = 4\n"
       "rl.kl_coefficient = 0.01\nrollout.max_tokens = 64\neval.tasks = 1\neval.samples = 2\n",
       testing::nano_folder().string(), tasks.string());
-  const Settings settings = Settings::parse(text + more, "test", rl_schema());
+  const Settings settings = Settings::parse(text + more, "test", rl_schema(), overrides);
   RunOptions options;
   options.directory = folder;
   options.resume = resume;
@@ -243,23 +243,6 @@ TEST(Run, EveryGradingFailedEndsTheRun) {
   EXPECT_NE(message.find("left no reward"), std::string::npos) << message;
 }
 
-TEST(Run, ResumedEqualsUninterrupted) {
-  const Folder one, two;
-  const RunSummary whole = run(one.path(), false, 0, 2);
-  EXPECT_EQ(whole.steps, 2);
-  EXPECT_GT(whole.compared_tokens, 0);
-  EXPECT_EQ(whole.mismatch_tokens, 0);
-  EXPECT_EQ(whole.evaluations.size(), 2U);
-  const RunSummary first = run(two.path(), false, 1, 1);
-  EXPECT_EQ(first.steps, 1);
-  EXPECT_NE(first.adapter_sha256, whole.adapter_sha256);
-  const RunSummary rest = run(two.path(), true, 0, 1);
-  EXPECT_EQ(rest.adapter_sha256, whole.adapter_sha256);
-  EXPECT_EQ(rest.compared_tokens, whole.compared_tokens);
-  EXPECT_EQ(read_file(one.path() / "adapter/adapter_model.safetensors"),
-            read_file(two.path() / "adapter/adapter_model.safetensors"));
-}
-
 // The largest value of a number in the rows of metrics.jsonl.
 double largest(const fs::path& folder, const std::string& name) {
   double most = 0;
@@ -269,6 +252,35 @@ double largest(const fs::path& folder, const std::string& name) {
     if (row.contains(name)) most = std::max(most, row.at(name).get<double>());
   }
   return most;
+}
+
+// With and without trajectories that are set aside between the steps.
+class ResumedRun : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(IterationTokens, ResumedRun, ::testing::Values(0, 12));
+
+TEST_P(ResumedRun, EqualsUninterrupted) {
+  const Folder one, two;
+  const std::vector<std::string> keys{fmt::format("rollout.iteration_tokens={}", GetParam()), "rl.groups=8",
+                                      "rl.group_size=2"};
+  const RunSummary whole = run(one.path(), false, 0, 2, {}, keys);
+  EXPECT_EQ(whole.steps, 2);
+  EXPECT_GT(whole.compared_tokens, 0);
+  EXPECT_EQ(whole.mismatch_tokens, 0);
+  EXPECT_EQ(whole.evaluations.size(), 2U);
+  const RunSummary first = run(two.path(), false, 1, 1, {}, keys);
+  EXPECT_EQ(first.steps, 1);
+  EXPECT_NE(first.adapter_sha256, whole.adapter_sha256);
+  const RunSummary rest = run(two.path(), true, 0, 1, {}, keys);
+  EXPECT_EQ(rest.adapter_sha256, whole.adapter_sha256);
+  EXPECT_EQ(rest.compared_tokens, whole.compared_tokens);
+  EXPECT_EQ(read_file(one.path() / "adapter/adapter_model.safetensors"),
+            read_file(two.path() / "adapter/adapter_model.safetensors"));
+  for (const char* name : {"set_aside", "continued", "older_tokens"}) {
+    EXPECT_EQ(largest(one.path(), name) > 0, GetParam() > 0) << name;
+    EXPECT_EQ(largest(two.path(), name), largest(one.path(), name)) << name;
+  }
+  EXPECT_EQ(fs::exists(two.path() / "checkpoints/step_1/unfinished.json"), GetParam() > 0);
+  EXPECT_FALSE(fs::exists(two.path() / "checkpoints/step_2/unfinished.json"));
 }
 
 TEST(Run, MemoryThatGoesToAndFroChangesNoBit) {
