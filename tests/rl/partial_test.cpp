@@ -61,7 +61,7 @@ class PartialTest : public ::testing::Test {
  protected:
   Team team{2};
   std::unique_ptr<sandbox::Runtime> runtime = sandbox::make_container_runtime();
-  std::unique_ptr<Rollout> make(const model::Model& model = nano_model(), RolloutOptions o = options()) {
+  std::unique_ptr<Rollout> make(const model::Model& model = nano_model(), const RolloutOptions& o = options()) {
     return std::make_unique<Rollout>(model, nano_tokenizer(), *runtime, team, o);
   }
   std::vector<Trajectory> uncut() { return comparable(make()->run(groups(), nullptr, 7).trajectories); }
