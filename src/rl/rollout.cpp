@@ -221,12 +221,10 @@ bool Rollout::Impl::start_next(std::size_t& next) {
   while (next < groups.size() && groups[next].whole()) ++next;
   if (next == groups.size()) return false;
   GroupUnderWay& g = groups[next];
-  const auto wanted = static_cast<std::size_t>(std::count_if(
-      g.members.begin(), g.members.end(), [](const auto& a) { return a->stage != Actor::Stage::finished; }));
+  const auto wanted = g.members.size() - static_cast<std::size_t>(g.count(Actor::Stage::finished));
   if (open > 0 && open + wanted > static_cast<std::size_t>(options.concurrent)) return false;
   ++next;
-  if (std::all_of(g.members.begin(), g.members.end(),
-                  [](const auto& a) { return a->stage == Actor::Stage::waiting; })) {
+  if (g.count(Actor::Stage::waiting) == std::ssize(g.members)) {
     start_group(g);
   } else {
     for (auto& a : g.members)
@@ -237,8 +235,7 @@ bool Rollout::Impl::start_next(std::size_t& next) {
 
 void Rollout::Impl::drive(const Progress& progress) {
   std::size_t next = 0;
-  const auto started = [&] { return next == groups.size(); };
-  while (open > 0 || !started()) {
+  while (open > 0 || next < groups.size()) {
     while (start_next(next)) {
     }
     for (const engine::Event& event : engine->step()) take(event);
@@ -249,22 +246,21 @@ void Rollout::Impl::drive(const Progress& progress) {
     if (idle) stats.waiting_s += seconds_since(wait_start);
     tidy();
     if (!progress) continue;
-    std::size_t over = 0, all = 0;
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      all += groups[g].members.size();
-      if (g < next)
-        over += static_cast<std::size_t>(
-            std::count_if(groups[g].members.begin(), groups[g].members.end(), [](const auto& a) { return a->over(); }));
+    std::int64_t over = 0, all = 0;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const GroupUnderWay& g = groups[i];
+      all += std::ssize(g.members);
+      over += g.count(Actor::Stage::finished);
+      if (i < next) over += g.count(Actor::Stage::set_aside);  // others go on yet
     }
-    progress(over, all);
+    progress(static_cast<std::size_t>(over), static_cast<std::size_t>(all));
   }
 }
 
 void Rollout::Impl::take_whole_groups(RolloutResult& result) {
   for (GroupUnderWay& g : groups) {
     if (!g.whole()) {
-      stats.set_aside += std::count_if(g.members.begin(), g.members.end(),
-                                       [](const auto& a) { return a->stage == Actor::Stage::set_aside; });
+      stats.set_aside += g.count(Actor::Stage::set_aside);
       unfinished.push_back(std::move(g));
       continue;
     }

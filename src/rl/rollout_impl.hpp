@@ -36,17 +36,16 @@ struct Actor {
 
   const Episode& episode() const { return group->episode; }
   double agent_seconds() const { return agent_s + seconds_since(started); }
-  bool over() const { return stage == Stage::set_aside || stage == Stage::finished; }
 };
 
 // The trajectories of one episode.
 struct GroupUnderWay {
   std::shared_ptr<const RolloutGroup> group;
   std::vector<std::unique_ptr<Actor>> members;
-  bool whole() const {
-    return std::all_of(members.begin(), members.end(),
-                       [](const auto& a) { return a->stage == Actor::Stage::finished; });
+  std::int64_t count(Actor::Stage stage) const {
+    return std::count_if(members.begin(), members.end(), [&](const auto& a) { return a->stage == stage; });
   }
+  bool whole() const { return count(Actor::Stage::finished) == std::ssize(members); }
 };
 
 struct Rollout::Impl {

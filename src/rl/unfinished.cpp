@@ -1,5 +1,6 @@
 #include "rl/unfinished.hpp"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -17,12 +18,14 @@ fs::path policy_folder(const fs::path& folder, std::uint64_t version) {
   return folder / fmt::format("policy_{}", version);
 }
 
-// The group that was drawn then, if its trajectories are of it.
+// The group that was drawn then, if its trajectories are of it. `drawn`: by step, as far as they were needed.
 std::shared_ptr<const RolloutGroup> drawn_again(const json& j, const DrawGroups& draw,
+                                                std::map<std::int64_t, std::vector<RolloutGroup>>& drawn,
                                                 std::span<const UnfinishedMember> members, const fs::path& path) {
   const auto step = j.at("step").get<std::int64_t>();
   const auto number = j.at("group").get<std::size_t>();
-  auto groups = draw(step);
+  if (!drawn.contains(step)) drawn[step] = draw(step);
+  const std::vector<RolloutGroup>& groups = drawn[step];
   const bool same = number < groups.size() && members.size() == groups[number].seeds.size() &&
                     std::all_of(members.begin(), members.end(), [&](const UnfinishedMember& m) {
                       const RolloutGroup& group = groups[number];
@@ -33,7 +36,7 @@ std::shared_ptr<const RolloutGroup> drawn_again(const json& j, const DrawGroups&
   if (!same)
     fail(ErrorCode::mismatch, "{}: group {} of step {} is another one today; have the tasks changed?", path.string(),
          number, step);
-  return std::make_shared<const RolloutGroup>(std::move(groups[number]));
+  return std::make_shared<const RolloutGroup>(groups[number]);
 }
 
 Unfinished read_unfinished(const fs::path& folder, const fs::path& path, const model::Model& model,
@@ -43,6 +46,7 @@ Unfinished read_unfinished(const fs::path& folder, const fs::path& path, const m
     fail(ErrorCode::corrupt_data, "{}: not of format {}", path.string(), kUnfinishedFormat);
   std::vector<Trajectory> trajectories = read_atif(folder / "unfinished.jsonl");
   Unfinished out;
+  std::map<std::int64_t, std::vector<RolloutGroup>> drawn;
   std::size_t next = 0;
   for (const json& group : j.at("groups")) {
     std::vector<UnfinishedMember> members;
@@ -51,8 +55,8 @@ Unfinished read_unfinished(const fs::path& folder, const fs::path& path, const m
         fail(ErrorCode::corrupt_data, "{}: more members than unfinished.jsonl has lines", path.string());
       members.push_back({std::move(trajectories[next++]), member.at("finished"), member.at("agent_s")});
     }
-    auto drawn = drawn_again(group, draw, members, path);
-    out.groups.push_back({std::move(drawn), std::move(members)});
+    auto group_then = drawn_again(group, draw, drawn, members, path);
+    out.groups.push_back({std::move(group_then), std::move(members)});
   }
   if (next != trajectories.size())
     fail(ErrorCode::corrupt_data, "{}: fewer members than unfinished.jsonl has lines", path.string());

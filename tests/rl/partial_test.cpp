@@ -7,6 +7,7 @@
 #include <bit>
 #include <tuple>
 
+#include "model/expect_refused.hpp"
 #include "rl/learner.hpp"
 #include "rl/rollout.hpp"
 #include "rl/support.hpp"
@@ -34,12 +35,8 @@ std::vector<RolloutGroup> groups(std::int64_t step = 1, std::int64_t count = 3) 
 
 // By episode and member, without times and without the number in the batch.
 std::vector<Trajectory> comparable(std::vector<Trajectory> batch) {
-  for (Trajectory& t : batch) {
-    t.sandbox = {};
-    t.group = 0;
-    for (Turn& turn : t.turns)
-      for (ToolUse& call : turn.calls) call.seconds = 0;
-  }
+  batch = testing::without_times(std::move(batch));
+  for (Trajectory& t : batch) t.group = 0;
   std::sort(batch.begin(), batch.end(),
             [](const auto& a, const auto& b) { return std::tie(a.task_id, a.member) < std::tie(b.task_id, b.member); });
   return batch;
@@ -61,14 +58,21 @@ class PartialTest : public ::testing::Test {
  protected:
   Team team{2};
   std::unique_ptr<sandbox::Runtime> runtime = sandbox::make_container_runtime();
-  std::unique_ptr<Rollout> make(const model::Model& model = nano_model(), const RolloutOptions& o = options()) {
-    return std::make_unique<Rollout>(model, nano_tokenizer(), *runtime, team, o);
+  std::unique_ptr<Rollout> make(const RolloutOptions& o = options()) {
+    return std::make_unique<Rollout>(nano_model(), nano_tokenizer(), *runtime, team, o);
+  }
+  static std::shared_ptr<const model::Adapter> policy(std::uint64_t seed) {
+    train::LoraParameters parameters(nano_model(), 2, 4, {"all-linear"});
+    parameters.initialize(seed);
+    Random random(seed, 1);
+    for (float& value : parameters.values()) value += 0.01F * random.normal();
+    return model::make_adapter(nano_model(), parameters.adapter_values());
   }
   std::vector<Trajectory> uncut() { return comparable(make()->run(groups(), nullptr, 7).trajectories); }
 
   // Iterations of `tokens` each until nothing is left; every one in a process of its own, as it were, if `restored`.
-  std::vector<Trajectory> in_pieces(std::int64_t tokens, bool restored = false) {
-    auto rollout = make();
+  std::vector<Trajectory> in_pieces(std::int64_t tokens, bool restored = false, const RolloutOptions& o = options()) {
+    auto rollout = make(o);
     std::vector<Trajectory> all;
     auto fresh = groups();
     do {
@@ -79,7 +83,7 @@ class PartialTest : public ::testing::Test {
       continued += result.stats.continued;
       if (restored) {
         auto left = rollout->unfinished();
-        rollout = make();
+        rollout = make(o);
         rollout->restore(std::move(left));
       }
     } while (!rollout->unfinished().empty());
@@ -100,15 +104,7 @@ TEST_F(PartialTest, CutAnywhereSaysTheSame) {
   RolloutOptions narrow = options();
   narrow.concurrent = 1;
   narrow.freeze = false;
-  std::vector<Trajectory> all;
-  auto rollout = make(nano_model(), narrow);
-  auto first = rollout->run_iteration(groups(), nullptr, 7, {24});
-  append(all, first);
-  while (!rollout->unfinished().empty()) {
-    auto next = rollout->run_iteration({}, nullptr, 7, {24});
-    append(all, next);
-  }
-  EXPECT_EQ(comparable(std::move(all)), expected);
+  EXPECT_EQ(in_pieces(24, false, narrow), expected);
 }
 
 TEST_F(PartialTest, WhatIsRestoredGoesOnAsIfNothingHadHappened) {
@@ -159,18 +155,11 @@ TEST_F(PartialTest, ASandboxThatCannotBeOpenedFailsWhatWasSetAside) {
 
 class TwoWeights : public PartialTest {
  protected:
-  static std::shared_ptr<const model::Adapter> policy(std::uint64_t seed) {
-    train::LoraParameters parameters(nano_model(), 2, 4, {"all-linear"});
-    parameters.initialize(seed);
-    Random random(seed, 1);
-    for (float& value : parameters.values()) value += 0.01F * random.normal();
-    return model::make_adapter(nano_model(), parameters.adapter_values());
-  }
   const std::shared_ptr<const model::Adapter> one = policy(1), two = policy(2);
   std::vector<Trajectory> batch;
 
   void SetUp() override {
-    auto rollout = make(nano_model());
+    auto rollout = make();
     auto first = rollout->run_iteration(groups(), one, 1, {24});
     append(batch, first);
     auto rest = rollout->run_iteration(groups(2), two, 2, {0});
@@ -218,7 +207,7 @@ TEST_F(TwoWeights, OnlyWhatIsNeededIsKept) {
   forget_unused(none, {});
   EXPECT_EQ(none.size(), 1U);
   EXPECT_TRUE(none.contains(3));
-  auto rollout = make(nano_model());
+  auto rollout = make();
   rollout->run_iteration(groups(), one, 1, {24});
   forget_unused(some, rollout->unfinished());
   EXPECT_TRUE(some.contains(1) && some.contains(3) && !some.contains(2));
@@ -231,14 +220,10 @@ class UnfinishedFiles : public PartialTest {
   testing::Folder folder;
   Unfinished saved;
   void SetUp() override {
-    auto rollout = make(nano_model());
-    const auto policy = [] {
-      train::LoraParameters parameters(nano_model(), 2, 4, {"all-linear"});
-      parameters.initialize(3);
-      return std::shared_ptr<const model::Adapter>(model::make_adapter(nano_model(), parameters.adapter_values()));
-    }();
-    rollout->run_iteration(groups(), policy, 1, {24});
-    saved = {rollout->unfinished(), {{1, policy}}};
+    auto rollout = make();
+    const auto sampler = policy(3);
+    rollout->run_iteration(groups(), sampler, 1, {24});
+    saved = {rollout->unfinished(), {{1, sampler}}};
     ASSERT_FALSE(saved.groups.empty());
     save_unfinished(folder.path(), saved, nano_model(), {"run", "model", "0.1"});
   }
@@ -246,13 +231,7 @@ class UnfinishedFiles : public PartialTest {
     return load_unfinished(folder.path(), nano_model(), [&](std::int64_t step) { return groups(step + shift); });
   }
   void expect_refused(ErrorCode code, const std::string& part, std::int64_t shift = 0) {
-    try {
-      load(shift);
-      ADD_FAILURE() << "accepted: " << part;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+    model::testing::expect_refused(code, part, [&] { load(shift); });
   }
 };
 

@@ -16,6 +16,7 @@ namespace rollout_test {
 using testing::nano_model;
 using testing::nano_tokenizer;
 using testing::random_model;
+using testing::without_times;
 
 RolloutOptions options(std::int64_t max_tokens = 24) {
   RolloutOptions o;
@@ -69,16 +70,6 @@ TEST(Rollout, NoiseIsMalformedOrTruncatedAndKeepsItsRecord) {
     EXPECT_EQ(t.reward, 0);
     EXPECT_NE(t.failure, "");
   }
-}
-
-// Everything but the times.
-std::vector<Trajectory> without_times(std::vector<Trajectory> batch) {
-  for (Trajectory& t : batch) {
-    t.sandbox = {};
-    for (Turn& turn : t.turns)
-      for (ToolUse& call : turn.calls) call.seconds = 0;
-  }
-  return batch;
 }
 
 TEST(Rollout, TrajectoriesDoNotDependOnHowTheyAreRun) {

@@ -53,6 +53,16 @@ inline Settings recipe(const std::vector<std::string>& overrides = {},
   return Settings::parse(text, "test", rl_schema(), overrides);
 }
 
+// Everything but the times.
+inline std::vector<Trajectory> without_times(std::vector<Trajectory> batch) {
+  for (Trajectory& t : batch) {
+    t.sandbox = {};
+    for (Turn& turn : t.turns)
+      for (ToolUse& call : turn.calls) call.seconds = 0;
+  }
+  return batch;
+}
+
 // A folder of this test, removed at its end.
 class Folder {
  public:
