@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
 #include "base/base.hpp"
+#include "model/json.hpp"
 #include "model/safetensors.hpp"
 
 namespace tidelock::rl {
@@ -143,9 +143,9 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 RunState load_checkpoint(const fs::path& checkpoint, const model::Model& model, train::LoraParameters& parameters,
                          train::AdamW& optimizer) {
   const fs::path state_path = checkpoint / "state.json";
-  const json state = json::parse(read_file(state_path, 64 << 20), nullptr, false);
+  const json state = model::read_json(state_path, {.bytes = 64 << 20});
   try {
-    if (state.is_discarded() || state.at("format") != kFormatVersion)
+    if (state.at("format") != kFormatVersion)
       fail(ErrorCode::corrupt_data, "{}: not a checkpoint of format {}", state_path.string(), kFormatVersion);
     if (state.at("contract") != numerics::kContractName)
       fail(ErrorCode::mismatch, "{}: made under contract {}, this build is {}", state_path.string(),

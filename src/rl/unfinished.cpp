@@ -1,10 +1,10 @@
 #include "rl/unfinished.hpp"
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/base.hpp"
+#include "model/json.hpp"
 
 namespace tidelock::rl {
 namespace {
@@ -41,8 +41,8 @@ std::shared_ptr<const RolloutGroup> drawn_again(const json& j, const DrawGroups&
 
 Unfinished read_unfinished(const fs::path& folder, const fs::path& path, const model::Model& model,
                            const DrawGroups& draw) {
-  const json j = json::parse(read_file(path, 256 << 20), nullptr, false);
-  if (j.is_discarded() || j.at("format") != kUnfinishedFormat)
+  const json j = model::read_json(path);
+  if (j.at("format") != kUnfinishedFormat)
     fail(ErrorCode::corrupt_data, "{}: not of format {}", path.string(), kUnfinishedFormat);
   std::vector<Trajectory> trajectories = read_atif(folder / "unfinished.jsonl");
   Unfinished out;
