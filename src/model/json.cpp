@@ -68,6 +68,8 @@ Json parse_json(std::string_view text, const std::string& what, const JsonLimits
   if (depth > limits.depth)
     fail(limits.code, "{}: JSON nested {} deep, at most {} is accepted", what, depth, limits.depth);
 
+  if (text.find('\0') != std::string_view::npos)  // the library takes one for the end of the text
+    fail(limits.code, "{}: not valid JSON: a zero byte", what);
   // Two passes: the library's parser with a call-back is quadratic in the members of an object.
   RepeatFinder finder;
   Json::sax_parse(text.begin(), text.end(), &finder);

@@ -22,8 +22,8 @@ struct JsonLimits {
   ErrorCode code = ErrorCode::corrupt_data;  // what to throw; a request's JSON is an invalid_argument instead
 };
 
-// Parses one document. `what` names the file or request in messages. Throws Error{limits.code} for a syntax error,
-// invalid UTF-8, a key that stands twice in one object, too deep nesting or too many bytes.
+// Parses one document. `what` names the file or request in messages. Throws Error{limits.code} for a syntax error, a
+// zero byte, invalid UTF-8, a key that stands twice in one object, too deep nesting or too many bytes.
 Json parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 Json read_json(const std::filesystem::path& path, const JsonLimits& limits = {});
 

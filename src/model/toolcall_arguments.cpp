@@ -87,6 +87,7 @@ class MemberSink {
 
 std::optional<std::vector<Argument>> split_arguments(std::string_view json) {
   if (json_depth(json) > JsonLimits{}.depth) return std::nullopt;
+  if (json.find('\0') != std::string_view::npos) return std::nullopt;  // the library takes one for the end of the text
   MemberSink sink;
   if (!Json::sax_parse(json.begin(), json.end(), &sink)) return std::nullopt;
   return std::move(sink.members());

@@ -250,6 +250,7 @@ TEST(Arguments, ValuesAreWrittenWithTheProtocolsSpacing) {
   EXPECT_EQ(value(std::string(64, '[') + std::string(64, ']')), "none");
   for (const std::string bad : {"", "[]", "1", "{\"a\":1,\"a\":2}", "{\"a\":1}x", "null"})
     EXPECT_FALSE(split_arguments(bad)) << bad;
+  EXPECT_FALSE(split_arguments(std::string_view("{}\0x", 4))) << "a zero byte does not end the text";
   EXPECT_EQ(split_arguments(R"({"z":1,"a":{"a":1,"a":2}})"),
             (std::vector<Argument>{{"z", "number", "1"}, {"a", "object", R"({"a": 1, "a": 2})"}}));
 }
@@ -336,6 +337,8 @@ TEST(Toolcall, MalformedOutputSaysWhatIsWrong) {
   EXPECT_EQ(problem(calls(argument("number", "\"1\""))), "argument \"k\" says number but holds \"\\\"1\\\"\"");
   EXPECT_EQ(problem(calls(argument("object", "{},\"x\":1"))),
             "argument \"k\" says object but holds \"{},\\\"x\\\":1\"");
+  EXPECT_EQ(problem(calls(argument("number", std::string("1}\0", 3)))).substr(0, 30),
+            "argument \"k\" says number but h");
   EXPECT_EQ(problem(calls(argument("text", "x"))).substr(0, 4), "tag ");
   EXPECT_EQ(problem(calls(tag("call", {{"tool", "f"}}) + tag("argument", {{"key", "k"}, {"type", "string"}}) +
                           untag("argument") + tag("argument", {{"key", "k"}, {"type", "string"}}))),
@@ -434,15 +437,20 @@ std::string nasty_arguments() {
   return join_arguments(arguments);
 }
 
+// Arguments that are no JSON object come back as they are; "{\n}" is one, and comes back in our spelling.
+std::string no_object() {
+  const std::string text = "{" + nasty_text();
+  return split_arguments(text) ? text + "}" : text;
+}
+
 Message nasty_turn(bool thinking) {
   Message message = assistant(thinking ? nasty_text() : "", nasty_text());
   if (message.reasoning.find_first_not_of(" \t\n") == std::string::npos || message.reasoning == "\u2028")
     message.reasoning = "";  // blank reasoning is not rendered
   const int count = *rc::gen::inRange(0, 4);
   for (int i = 1; i <= count; ++i)
-    message.tool_calls.push_back(
-        {fmt::format("call_{}", i), fmt::format("n{}", nasty_text()),
-         *rc::gen::inRange(0, 5) == 0 ? fmt::format("{{{}", nasty_text()) : nasty_arguments()});
+    message.tool_calls.push_back({fmt::format("call_{}", i), fmt::format("n{}", nasty_text()),
+                                  *rc::gen::inRange(0, 5) == 0 ? no_object() : nasty_arguments()});
   return message;
 }
 
@@ -461,6 +469,14 @@ TEST(RoundTrip, ParsingGivesBackTheTurnAndRenderingItsTokens) {
     RC_ASSERT(turn.calls == message.tool_calls);
     RC_ASSERT(render_completion(tokenizer(), assistant(turn.reasoning, turn.content, turn.calls), options) == tokens);
   }));
+}
+
+TEST(RoundTrip, AnObjectInAnotherSpellingComesBackInOurs) {
+  Message message = assistant("", "");
+  message.tool_calls = {{"call_1", "f", "{\n}"}};
+  const auto turn = parse_assistant(tokenizer(), render_completion(tokenizer(), message, quiet), quiet.thinking);
+  EXPECT_TRUE(turn.complete) << turn.problem;
+  EXPECT_EQ(turn.calls, (std::vector<ToolCall>{{"call_1", "f", "{}"}}));
 }
 
 TEST(RoundTrip, IncrementsAddUpToTheWholeConversation) {

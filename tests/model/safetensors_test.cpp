@@ -129,6 +129,7 @@ TEST(Safetensors, EveryLieInAHeaderIsRefusedByName) {
   EXPECT_SAYS(refusal(image(" {}", "")), "start with");
   EXPECT_SAYS(refusal(image("{\"a\":", "")), "not valid JSON");
   EXPECT_SAYS(refusal(image("{} x", "")), "not valid JSON");
+  EXPECT_SAYS(refusal(image(std::string("{}\0x", 4), "")), "a zero byte");
   EXPECT_SAYS(refusal(image("{\"\xff\":1}", "")), "not valid JSON");
   EXPECT_SAYS(refusal(image(std::string(1000, '{'), "")), "nested");
   EXPECT_SAYS(refusal(image("{\"__metadata__\":[]}", "")), "__metadata__");
