@@ -77,18 +77,46 @@ int exec(const SandboxOptions& o) {
   return result.exit_code;
 }
 
+// Of seconds since 1970; "-" for 0.
+std::string local_time(std::int64_t seconds) {
+  char out[32] = "-";
+  const std::time_t time = seconds;
+  std::tm parts{};
+  if (time != 0 && localtime_r(&time, &parts) != nullptr) std::strftime(out, sizeof out, "%Y-%m-%d %H:%M:%S", &parts);
+  return out;
+}
+
 int list(const SandboxOptions& o) {
   std::printf("%-9s %-26s %-9s %-26s %7s %9s  %s\n", "KIND", "NAME", "STATE", "FROM", "MEMORY", "PRIVATE", "CREATED");
   for (const sandbox::Listing& entry : open_runtime(o)->list()) {
-    char created[32] = "-";
-    const std::time_t time = entry.created;
-    std::tm parts{};
-    if (time != 0 && localtime_r(&time, &parts) != nullptr)
-      std::strftime(created, sizeof created, "%Y-%m-%d %H:%M:%S", &parts);
     std::printf("%-9s %-26s %-9s %-26s %6lluM %8.1fM  %s\n", entry.kind.c_str(), entry.name.c_str(),
                 entry.state.empty() ? "-" : entry.state.c_str(), entry.origin.empty() ? "-" : entry.origin.c_str(),
                 static_cast<unsigned long long>(entry.memory_bytes >> 20),
-                static_cast<double>(entry.private_bytes) / (1 << 20), created);
+                static_cast<double>(entry.private_bytes) / (1 << 20), local_time(entry.created).c_str());
+  }
+  return 0;
+}
+
+// What a terminal shows and does not obey: a log holds what clients wrote.
+std::string printable(std::string_view text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const bool high_control = byte == 0xC2 && at + 1 < text.size() && static_cast<unsigned char>(text[at + 1]) < 0xA0;
+    if (byte < 0x20 || byte == 0x7F || high_control)
+      out += fmt::format("\\x{:02x}", high_control ? static_cast<unsigned char>(text[++at]) : byte);
+    else
+      out += text[at];
+  }
+  return out;
+}
+
+int print_log(const SandboxOptions& o) {
+  for (const sandbox::LogEntry& entry : open_runtime(o)->log(o.id)) {
+    std::string line = fmt::format("{}.{:03} {:<5} {}", local_time(entry.time / 1000), entry.time % 1000,
+                                   sandbox::log_level_name(entry.level), entry.message);
+    for (const auto& [name, text] : entry.fields) line += fmt::format("  {}={}", name, text);
+    std::puts(printable(line).c_str());
   }
   return 0;
 }
@@ -222,6 +250,7 @@ Action add_sandbox(CLI::App& app) {
   need_id(snapshot);
   snapshot->add_option("name", o->name, "its name")->required();
   add("ls", "sandboxes, snapshots and templates", [o] { return list(*o); });
+  need_id(add("logs", "what happened to a sandbox: made, paused, copied, lost", [o] { return print_log(*o); }));
   const auto serve_options = std::make_shared<SandboxServeOptions>();
   CLI::App* serve = add("serve", "an HTTP server of the E2B API; sandboxes outlive it",
                         [o, serve_options] { return serve_sandboxes(o->directory, o->accelerator, *serve_options); });

@@ -245,6 +245,17 @@ struct Listing {
   std::int64_t created = 0;         // seconds since 1970
 };
 
+// One line of a sandbox's log: what happened to it, not what its processes print.
+enum class LogLevel { debug, info, warning, error };
+const char* log_level_name(LogLevel level);                      // debug, info, warn, error
+std::optional<LogLevel> parse_log_level(std::string_view name);  // nothing for another word
+struct LogEntry {
+  std::int64_t time = 0;  // milliseconds since 1970
+  LogLevel level = LogLevel::info;
+  std::string message;
+  std::map<std::string, std::string> fields = {};
+};
+
 // Creates sandboxes. Thread-safe. Destroying the runtime ends all of its sandboxes but those kept.
 class Runtime {
  public:
@@ -260,6 +271,10 @@ class Runtime {
   virtual void name_snapshot(const std::string& existing, const std::string& name);
   // Prepares what create needs, so that it is quick. Names what all of it was made from: equal for equal content.
   virtual std::string build(const Spec& spec);
+  // What happened to a sandbox, oldest first; it ends with the sandbox and keeps the newest some thousand entries.
+  virtual std::vector<LogEntry> log(const std::string& id);  // Error{not_found}
+  // Adds to it what the runtime cannot know; nothing happens when the sandbox is gone. The time is set here.
+  virtual void note(const std::string& id, LogEntry entry);
 };
 
 struct ContainerOptions {

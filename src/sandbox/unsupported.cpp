@@ -91,4 +91,11 @@ std::string Runtime::build(const Spec& spec) {
   return spec.image;  // nothing is prepared
 }
 
+std::vector<LogEntry> Runtime::log(const std::string& /*id*/) {
+  refuse("keep logs");
+}
+void Runtime::note(const std::string& /*id*/, LogEntry /*entry*/) {
+  refuse("keep logs");
+}
+
 }  // namespace tidelock::sandbox

@@ -215,6 +215,27 @@ class E2b(Case):
         self.check(self.server.ask("GET", where), 404)
         self.check(self.server.ask("DELETE", where), 404)
 
+    def test_logs_tell_what_happened(self):
+        box = self.create()
+        where = f"/sandboxes/{box['sandboxID']}/logs"
+        self.serve(box, "echo 'two\twords'; sleep 100")
+        self.assertEqual(self.server.ask("POST", f"/sandboxes/{box['sandboxID']}/pause", {})[0].status, 204)
+        response, body = self.server.ask("GET", f"/v2{where}")
+        self.assertEqual(response.status, 200, body)
+        self.assertEqual([entry["message"] for entry in body["logs"]], ["create done", "process started", "pause done"])
+        started = body["logs"][1]
+        self.assertEqual((started["level"], started["fields"]["user"]), ("info", "user"))
+        self.assertIn("echo 'two\twords'", started["fields"]["command"])
+        response, last = self.server.ask("GET", f"/v2{where}?direction=backward&limit=1&search=done")
+        self.assertEqual(last["logs"], [body["logs"][2]])
+        response, older = self.server.ask("GET", where)
+        self.assertEqual(older["logEntries"], body["logs"])
+        self.assertTrue(older["logs"][2]["line"].startswith("pause done layer="))
+        self.assertEqual(self.server.ask("GET", f"/v2{where}?level=error")[1], {"logs": []})
+        self.check(self.server.ask("GET", f"/v2{where}?level=loud"), 400, "level: expected debug, info, warn or error")
+        self.check(self.server.ask("GET", "/v2/sandboxes/v000000000000/logs"), 404, "v000000000000")
+        self.check(self.server.ask("GET", where, key=None), 401)
+
     def test_only_keys_and_tokens_open_doors(self):
         box = self.create()
         for key in (None, "e2b_00", KEY + "0", box["envdAccessToken"]):

@@ -2,6 +2,7 @@
 """`tidelock sandbox VERB` from outside. Needs TIDELOCK_BINARY."""
 
 import fcntl
+import json
 import os
 import pathlib
 import pty
@@ -114,6 +115,19 @@ class SandboxVerbs(Case):
         terminal.shown = got
         terminal.until(b"over")
         self.assertEqual(terminal.end(), (0, ""))
+
+    def test_logs_tell_what_happened_to_a_sandbox(self):
+        self.assertEqual(self.verb("snapshot", self.id, "told").code, 0)
+        self.addCleanup(self.verb, "rm", "--snapshot", "told")
+        shown = self.verb("logs", self.id)
+        self.assertEqual(shown.code, 0, shown.err)
+        first, *_, last = shown.out.splitlines()
+        self.assertRegex(first, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info  create done  seconds=\d+\.\d{3}  template=")
+        self.assertRegex(last, "snapshot done  layer=.*  name=told")
+        with open(self.state / "logs" / f"{self.id}.jsonl", "a") as log:  # what a client of a server may have written
+            log.write(json.dumps({"time": 1, "level": "info", "message": "\x1b]0;title\x07\x9b1m\n", "fields": {}}) + "\n")
+        self.assertIn("\\x1b]0;title\\x07\\x9b1m\\x0a\n", self.verb("logs", self.id).out)
+        self.refused("sandbox", "--dir", self.state, "logs", "nobody", says=["no sandbox nobody"])
 
     def test_a_shell_needs_a_terminal_and_a_sandbox(self):
         self.refused("sandbox", "--dir", self.state, "shell", self.id, says=["not a terminal", "exec"])

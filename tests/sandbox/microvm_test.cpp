@@ -75,6 +75,15 @@ std::size_t machines_of(const fs::path& directory) {
   return count;
 }
 
+// "message" of each entry in order.
+std::string log_of(Runtime& runtime, const std::string& id) {
+  std::string out;
+  for (const LogEntry& entry : runtime.log(id)) {
+    out += entry.message + "; ";
+  }
+  return out;
+}
+
 // ---- what must never break
 
 TEST(Microvm, APausedSandboxIsNoProcessAndGoesOnInAnotherProgram) {
@@ -202,6 +211,7 @@ TEST(Microvm, TheProgramKilledAtAnyStepLosesNothingAndLeavesNothing) {
     EXPECT_EQ(runtime->list().size(), 2U) << "one sandbox, one template";
     EXPECT_FALSE(fs::exists(shared_directory() / "quarantine"));
   }
+  EXPECT_NE(log_of(*open_runtime(), id).find("pause undone; "), std::string::npos);
   EXPECT_TRUE(kill_microvm_program(shared_directory(), "remove", "collect:committed", id));
   EXPECT_EQ(open_runtime()->list().size(), 1U);
   EXPECT_TRUE(fs::is_empty(shared_directory() / "layers"));
@@ -229,6 +239,7 @@ TEST(Microvm, AFullDiskLeavesTheSandboxAsItWas) {
     std::ofstream(folder.path() / "filler") << std::string(room - (4U << 20), 'x');
     for (int i = 0; i < 2; ++i) {
       EXPECT_EQ(code_of([&] { box->pause(); }), ErrorCode::exhausted);
+      EXPECT_EQ(runtime->log(box->id()).back().message, "pause failed");
       expect_counting(*box);
       EXPECT_EQ(code_of([&] { box->checkpoint(); }), ErrorCode::exhausted);
       expect_counting(*box);
@@ -309,6 +320,31 @@ TEST(Microvm, SnapshotsHaveNamesAndSandboxesGoBackToThem) {
   EXPECT_TRUE(fs::is_empty(shared_directory() / "disks"));
 }
 
+TEST(Microvm, ALogTellsWhatHappenedToASandboxAndGoesWithIt) {
+  std::string id;
+  {
+    const auto runtime = open_runtime();
+    const auto box = runtime->create(small());
+    id = box->id();
+    runtime->note(id, {.level = LogLevel::debug, .message = "noted"});
+    runtime->note("nobody", {.message = "lost"});
+    EXPECT_EQ(code_of([&] { box->revert(); }), ErrorCode::not_found);  // nothing was begun
+    box->pause();
+    box->resume();
+    const std::string copy = box->fork(1).at(0)->id();
+    EXPECT_EQ(runtime->log(id).back().fields.at("copy"), copy);
+    EXPECT_EQ(code_of([&] { runtime->log(copy); }), ErrorCode::not_found) << "it went with the copy";
+    EXPECT_GT(runtime->log(id).front().time, 1'700'000'000'000);
+    box->keep();
+  }
+  const auto runtime = open_runtime();
+  EXPECT_EQ(log_of(*runtime, id),
+            "create done; noted; pause done; resume done; checkpoint for copies done; fork done; ");
+  ASSERT_TRUE(fs::exists(shared_directory() / "logs" / (id + ".jsonl")));
+  runtime->open(id)->remove();
+  EXPECT_TRUE(fs::is_empty(shared_directory() / "logs"));
+}
+
 TEST(Microvm, AKilledMachineIsToldAndItsCheckpointIsGoneBackTo) {
   vm::Store store(options_for(shared_directory()));
   const std::string id = store.create(small());
@@ -319,6 +355,7 @@ TEST(Microvm, AKilledMachineIsToldAndItsCheckpointIsGoneBackTo) {
   EXPECT_EQ(kill(store.guest(id).process.pid, SIGKILL), 0);
   EXPECT_EQ(code_of([&] { store.run(id, request, {}); }), ErrorCode::io);
   EXPECT_EQ(store.guest(id).state, "lost");
+  EXPECT_EQ(store.log(id).back().message, "its QEMU process has ended");
   EXPECT_EQ(code_of([&] { store.pause(id); }), ErrorCode::io);
   store.revert(id, "");
   EXPECT_EQ(store.run(id, request, {}).exit_code, 0);

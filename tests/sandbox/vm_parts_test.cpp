@@ -1,6 +1,7 @@
 // The parts of microVM sandboxes that need no virtual machine.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "base/files.hpp"
 #include "sandbox/support.hpp"
 #include "sandbox/vm/entries.hpp"
+#include "sandbox/vm/event_log.hpp"
 #include "sandbox/vm/frame.hpp"
 #include "sandbox/vm/journal.hpp"
 #include "sandbox/vm/layer.hpp"
@@ -234,6 +236,74 @@ TEST(VmQcow2, QemuFindsNoFaultInAnEmptyOverlay) {
     EXPECT_EQ(std::system(("qemu-img check -q " + path.string()).c_str()), 0) << bytes;
   }
   EXPECT_EQ(code_of([&] { create_overlay(folder.path() / "none", 0); }), ErrorCode::invalid_argument);
+}
+
+std::vector<std::int64_t> times_of(const EventLog& log, const std::string& id) {
+  std::vector<std::int64_t> out;
+  for (const LogEntry& entry : log.read(id)) {
+    out.push_back(entry.time);
+  }
+  return out;
+}
+
+TEST(VmEventLog, TellsWhatItWasToldOfEachSandboxInAnotherProgramToo) {
+  const Folder folder;
+  const LogEntry odd{7, LogLevel::warning, "two\nlines \x1b[1m", {{"text", "a\xff"}, {"", "=\""}}};
+  {
+    EventLog log(folder.path() / "logs");
+    log.add("a", {1, LogLevel::info, "first"});
+    log.add("b", odd);
+    log.add("a", {2, LogLevel::error, "second"});
+  }
+  std::ofstream(folder.path() / "logs/a.jsonl", std::ios::app) << "{\"time\": 3, \"lev\n\n[]\n";
+  EventLog log(folder.path() / "logs");
+  log.add("a", {4, LogLevel::debug, "third"});
+  EXPECT_EQ(times_of(log, "a"), (std::vector<std::int64_t>{1, 2, 4}));
+  EXPECT_EQ(log.read("a")[1].level, LogLevel::error);
+  const LogEntry back = log.read("b").at(0);
+  EXPECT_EQ(back.message, odd.message);
+  EXPECT_EQ(back.fields.at("text"), "a\xEF\xBF\xBD") << "what is not UTF-8 is marked";
+  EXPECT_EQ(back.level, LogLevel::warning);
+  log.keep_only({"b"});
+  EXPECT_TRUE(log.read("a").empty());
+  log.remove("b");
+  EXPECT_TRUE(fs::is_empty(folder.path() / "logs"));
+}
+
+TEST(VmEventLog, KeepsTheNewestWithinItsBounds) {
+  const Folder folder;
+  EventLog log(folder.path() / "logs");
+  const std::string long_text(10 << 10, 'x');
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    log.add("a", {i, LogLevel::info, "many", {{"text", long_text}}});
+    ASSERT_LE(fs::file_size(folder.path() / "logs/a.jsonl"), EventLog::kMostBytes);
+  }
+  const std::vector<std::int64_t> times = times_of(log, "a");
+  ASSERT_GE(times.size(), 50U);
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    ASSERT_EQ(times[i], 1000 - static_cast<std::int64_t>(times.size() - i)) << "the newest, all of them";
+  }
+}
+
+TEST(VmEventLog, AFullDiskTearsNoLineAndFailsNobody) {
+  if (geteuid() != 0) {
+    GTEST_SKIP() << "needs root, for a small file system";
+  }
+  const Folder folder;
+  ASSERT_EQ(mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k"), 0);
+  {
+    EventLog log(folder.path() / "logs");
+    for (std::int64_t i = 0; i < 100; ++i) {
+      log.add("a", {i, LogLevel::info, std::string(1500, 'x')});
+    }
+    const std::vector<std::int64_t> told = times_of(log, "a");
+    EXPECT_GE(told.size(), 20U);
+    EXPECT_LT(told.size(), 60U);
+    const std::string text = read_file(folder.path() / "logs/a.jsonl");
+    EXPECT_EQ(text.back(), '\n');
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<std::ptrdiff_t>(told.size()));
+  }
+  EXPECT_EQ(umount2(folder.path().c_str(), MNT_DETACH), 0);
 }
 
 }  // namespace vm_parts_test

@@ -9,6 +9,7 @@
 #include "base/base.hpp"
 #include "serve/api_error.hpp"
 #include "serve/e2b/control.hpp"
+#include "serve/e2b/log_query.hpp"
 #include "serve/e2b/proxy.hpp"
 #include "serve/e2b/text.hpp"
 #include "serve/e2b/watchers.hpp"
@@ -273,6 +274,38 @@ TEST(E2bEnvd, UsageIsReadFromWhatTheGuestPrints) {
   EXPECT_EQ(usage.memory_used, 600 << 10);
   EXPECT_EQ(usage.disk_used, 500 << 10);
   EXPECT_THROW(parse_usage("sh: head: not found"), Error);
+}
+
+TEST(E2bLog, ReadsFromATimeOnOrBackWithLevelAndText) {
+  using sandbox::LogLevel;
+  const std::vector<sandbox::LogEntry> all{{10, LogLevel::info, "create done", {}},
+                                           {20, LogLevel::debug, "noise", {}},
+                                           {20, LogLevel::error, "pause failed", {{"reason", "the disk is full"}}},
+                                           {30, LogLevel::warning, "pause undone", {}}};
+  const auto chosen = [&](const std::map<std::string, std::string>& query, bool second_version = true) {
+    std::string out;
+    for (const sandbox::LogEntry& entry : select_entries(all, parse_log_query(query, second_version)))
+      out += entry.message + "; ";
+    return out;
+  };
+  EXPECT_EQ(chosen({}), "create done; noise; pause failed; pause undone; ");
+  EXPECT_EQ(chosen({{"start", "20"}, {"limit", "2"}}, false), "noise; pause failed; ");
+  EXPECT_EQ(chosen({{"cursor", "20"}, {"level", "warn"}}), "pause failed; pause undone; ");
+  EXPECT_EQ(chosen({{"cursor", "20"}, {"direction", "backward"}}), "pause failed; noise; create done; ");
+  EXPECT_EQ(chosen({{"direction", "backward"}, {"limit", "1"}}), "pause undone; ");
+  EXPECT_EQ(chosen({{"search", "full"}}), "pause failed; ");
+  EXPECT_EQ(chosen({{"limit", "0"}}), "");
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"cursor", "-1"},
+                                                                                    {"cursor", "1x"},
+                                                                                    {"limit", "1001"},
+                                                                                    {"limit", ""},
+                                                                                    {"direction", "up"},
+                                                                                    {"level", "loud"},
+                                                                                    {"start", "1"},
+                                                                                    {"search", std::string(257, 'x')}})
+    EXPECT_EQ(code_of([&] { parse_log_query({{name, value}}, true); }), "400") << name << value;
+  for (const char* name : {"cursor", "level", "search"})
+    EXPECT_EQ(code_of([&] { parse_log_query({{name, "1"}}, false); }), "400") << name;
 }
 
 TEST(E2bControl, SandboxesAreAskedForInTwoVersions) {

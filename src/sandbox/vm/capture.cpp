@@ -9,6 +9,7 @@
 #include <ctime>
 #include <future>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
@@ -18,6 +19,7 @@
 namespace tidelock::sandbox::vm {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
 namespace {
 
 // Page layers on each other: past this a checkpoint holds all pages that differ from the template, on no other layer.
@@ -87,6 +89,7 @@ void need_name(const std::string& name) {
 // not, its disk is frozen as it is and the record says paused.
 Guest Store::capture_running(Live& box, Guest guest, const std::string& operation, bool go_on,
                              const std::string& name) {
+  const Clock::time_point began = Clock::now();
   const Template& from = known_template(guest.template_key);
   Machine& machine = *box.machine;
   if (guest.disks.size() >= kMaxDisks) {
@@ -104,6 +107,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
   }
   const std::string intent = begin(operation, guest.id, files);
   bool standing = box.frozen, swapped = false;
+  LayerSize size;
   const auto put_back = [&]() noexcept {  // what was before, but for the disk's new upper part, which stays
     Changes changes;
     try {
@@ -153,7 +157,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
       parent.clear();
       below.clear();
     }
-    const LayerSize size = write_layer(folder / "pages", PageChain(from.memory(), below), pages, buffer.data());
+    size = write_layer(folder / "pages", PageChain(from.memory(), below), pages, buffer.data());
     sync_path(folder / "devices");
     sync_path(root_ / "disks" / top);
     sync_directory(folder);
@@ -183,11 +187,19 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
     }
     commit(changes);
     guest = after;
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     put_back();
+    tell(guest.id, operation + " failed", {{"reason", error.what()}}, LogLevel::error);
     throw;
   }
   step("capture:committed");
+  Texts fields{{"seconds", fmt::format("{:.3f}", seconds_since(began))},
+               {"layer", guest.layer},
+               {"pages", std::to_string(size.pages)}};
+  if (!name.empty()) {
+    fields["name"] = name;
+  }
+  tell(guest.id, operation == "fork" ? "checkpoint for copies done" : operation + " done", std::move(fields));
   return guest;
 }
 
@@ -205,6 +217,7 @@ void Store::capture(const std::string& id, const std::string& operation, const s
   if (guest.state == "paused") {
     if (!name.empty()) {
       commit({snapshot_change(name, guest.layer, guest)});
+      tell(id, "snapshot done", {{"name", name}, {"layer", guest.layer}});
     }
     return;  // a paused sandbox is its own checkpoint
   }
@@ -274,15 +287,18 @@ std::vector<std::string> Store::fork(const std::string& id, int count) {
       changes.push_back({"sandbox/" + child.id, to_json(child)});
     }
     commit(changes);  // all or none
-  } catch (const Error&) {
+  } catch (const Error& error) {
     for (std::unique_ptr<Machine>& machine : machines) {
       retire(std::move(machine));
     }
     abandon(intent, files);
+    tell(id, "fork failed", {{"reason", error.what()}}, LogLevel::error);
     throw;
   }
   step("fork:committed");
   for (std::size_t i = 0; i < children.size(); ++i) {
+    tell(id, "fork done", {{"copy", children[i].id}});
+    tell(children[i].id, "create done", {{"copy of", id}, {"layer", source.layer}});
     const std::shared_ptr<Live> child = live(children[i].id);
     child->machine = std::move(machines[i]);
     child->agent = std::move(agents[i]);

@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kAgentPatience{30};
 constexpr uid_t kFirstUser = 0x50000000;  // of QEMU processes; beside those of containers, far above real ones
 
@@ -212,6 +214,7 @@ void Store::stand_on(Guest& guest, const std::string& layer) {
 
 // From what `guest` stands on to a running process; `box` may hold an older one, which ends when the new one counts.
 void Store::start(Live& box, Guest guest, const std::string& operation) {
+  const Clock::time_point began = Clock::now();
   const std::string disk = new_token('d');
   const std::vector<std::string> files{"disks/" + disk};
   const std::string intent = begin(operation, guest.id, files);
@@ -227,12 +230,18 @@ void Store::start(Live& box, Guest guest, const std::string& operation) {
     guest.run = machine->folder().filename();
     guest.process = machine->process();
     commit({{"sandbox/" + guest.id, to_json(guest)}, {intent, std::nullopt}});
-  } catch (const Error&) {
+  } catch (const Error& error) {
     retire(std::move(machine));
     abandon(intent, files);
+    tell(guest.id, operation + " failed", {{"reason", error.what()}}, LogLevel::error);
     throw;
   }
   step("start:committed");
+  Texts fields{{"seconds", fmt::format("{:.3f}", seconds_since(began))}, {"template", guest.template_key}};
+  if (!guest.layer.empty()) {
+    fields["layer"] = guest.layer;
+  }
+  tell(guest.id, operation + " done", std::move(fields));
   std::swap(box.machine, machine);
   box.agent = std::move(agent);
   box.frozen = false;
@@ -263,6 +272,7 @@ void Store::lose(Live& box, Guest guest) {
   box.agent.close();
   guest.state = "lost";
   commit({{"sandbox/" + guest.id, to_json(guest)}});
+  tell(guest.id, "its QEMU process has ended", {{"layer", guest.layer}}, LogLevel::error);
   throw Error(ErrorCode::io, fmt::format("sandbox {}: its QEMU process has ended", guest.id),
               guest.layer.empty() ? "it has no checkpoint: remove it" : "go back to its last checkpoint with revert");
 }
@@ -373,6 +383,7 @@ void Store::remove(const std::string& id) {
   step("remove:committed");
   box->agent.close();
   retire(std::move(box->machine));
+  events_->remove(id);
   const std::lock_guard lock(mutex_);
   live_.erase(id);
 }

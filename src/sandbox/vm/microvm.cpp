@@ -319,6 +319,8 @@ class MicrovmRuntime : public Runtime {
     store_->name_snapshot(existing, name);
   }
   std::string build(const Spec& spec) override { return store_->template_of(spec).key; }
+  std::vector<LogEntry> log(const std::string& id) override { return store_->log(id); }
+  void note(const std::string& id, LogEntry entry) override { store_->note(id, std::move(entry)); }
 
  private:
   std::shared_ptr<vm::Store> store_;

@@ -72,6 +72,8 @@ void Store::undo_intents() {
     spdlog::info("undoing '{}' of sandbox {}", record.value("operation", "?"), id);
     discard(files);
     journal_->commit(changes);
+    tell(id, record.value("operation", "?") + " undone", {{"reason", "the program ended before it was complete"}},
+         LogLevel::warning);
   }
 }
 
@@ -122,6 +124,7 @@ void Store::recover() {
         guest->state = "lost";
         journal_->commit({{key, to_json(*guest)}});
         spdlog::warn("sandbox {}: its process is gone", guest->id);
+        tell(guest->id, "its QEMU process has ended", {{"layer", guest->layer}}, LogLevel::error);
       }
     }
   }
@@ -142,6 +145,13 @@ void Store::recover() {
     }
   }
   set_unknown_aside();
+  std::set<std::string> ids;
+  for (const auto& [key, record] : journal_->records()) {
+    if (key.rfind("sandbox/", 0) == 0) {
+      ids.insert(key.substr(8));
+    }
+  }
+  events_->keep_only(ids);
 }
 
 }  // namespace tidelock::sandbox::vm

@@ -150,6 +150,7 @@ Store::Store(const MicrovmOptions& options) : options_(options) {
     fs::create_directories(root_ / folder);
   }
   journal_ = std::make_unique<Journal>(root_ / "journal", root_ / "quarantine");
+  events_ = std::make_unique<EventLog>(root_ / "logs");
   if (const Json* identity = journal_->find("directory")) {
     directory_id_ = identity->value("id", "");
   }
@@ -206,6 +207,27 @@ Guest Store::find(const std::string& id) {
 
 Guest Store::guest(const std::string& id) {
   return find(id);
+}
+
+std::vector<LogEntry> Store::log(const std::string& id) {
+  find(id);
+  return events_->read(id);
+}
+
+void Store::note(const std::string& id, LogEntry entry) {
+  using std::chrono::milliseconds, std::chrono::system_clock;
+  {
+    const std::lock_guard lock(mutex_);
+    if (journal_->find("sandbox/" + id) == nullptr) {
+      return;
+    }
+  }
+  entry.time = std::chrono::duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  events_->add(id, entry);
+}
+
+void Store::tell(const std::string& id, std::string message, Texts fields, LogLevel level) {
+  note(id, {.level = level, .message = std::move(message), .fields = std::move(fields)});
 }
 
 std::shared_ptr<Store::Live> Store::live(const std::string& id) {

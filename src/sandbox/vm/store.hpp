@@ -5,6 +5,7 @@
 //   templates/KEY/  guests booted once (template.hpp); can be built again while nothing was made from them
 //   layers/ID/      a checkpoint: pages (layer.hpp) and devices
 //   disks/ID        qcow2 overlays: written by one guest, or frozen below others
+//   logs/ID.jsonl   what happened to a sandbox, for people (event_log.hpp)
 //   run/ID/         sockets and log of one QEMU process; worthless without the process
 //   quarantine/     what could not be read or is not known; never deleted by us
 //
@@ -24,6 +25,7 @@
 
 #include "sandbox/sandbox.hpp"
 #include "sandbox/vm/channel.hpp"
+#include "sandbox/vm/event_log.hpp"
 #include "sandbox/vm/journal.hpp"
 #include "sandbox/vm/layer.hpp"
 #include "sandbox/vm/machine.hpp"
@@ -74,6 +76,8 @@ class Store {
   void set_frozen(const std::string& id, bool frozen);
 
   Guest guest(const std::string& id);
+  std::vector<LogEntry> log(const std::string& id);
+  void note(const std::string& id, LogEntry entry);
   std::vector<Listing> list();
   std::uint64_t private_bytes(const std::string& id);
   Template template_of(const Spec& spec) { return template_for(spec); }  // built when there is none
@@ -101,6 +105,8 @@ class Store {
   std::vector<std::filesystem::path> page_files(const std::string& layer);
   std::shared_ptr<Live> live(const std::string& id);
   void step(const char* name) const;
+  using Texts = std::map<std::string, std::string>;
+  void tell(const std::string& id, std::string message, Texts fields = {}, LogLevel level = LogLevel::info);
   // recover.cpp
   void recover();
   bool adopt(const Guest& guest, const std::vector<std::pair<std::string, ProcessId>>& machines);
@@ -132,6 +138,7 @@ class Store {
   Emulator emulator_;
   std::recursive_mutex mutex_;  // the journal and the maps below
   std::unique_ptr<Journal> journal_;
+  std::unique_ptr<EventLog> events_;
   std::map<std::string, std::shared_ptr<Live>> live_;
   std::map<std::string, Template> templates_;
   std::map<std::string, std::unique_ptr<Pool>> pools_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/base.hpp"
+#include "serve/e2b/log_query.hpp"
 #include "serve/e2b/text.hpp"
 #include "serve/fields.hpp"
 
@@ -187,6 +188,26 @@ Reply metrics(Sandboxes& sandboxes, const std::string& id) {
   return json_reply(200, out);
 }
 
+Json entry_json(const sandbox::LogEntry& entry) {
+  return {{"timestamp", rfc3339(entry.time)},
+          {"message", entry.message},
+          {"level", sandbox::log_level_name(entry.level)},
+          {"fields", entry.fields}};
+}
+
+Reply logs(Sandboxes& sandboxes, const Request& request, const std::string& id, bool second_version) {
+  const LogQuery query = parse_log_query(request.query, second_version);
+  Json lines = Json::array(), entries = Json::array();
+  for (const sandbox::LogEntry& entry : select_entries(sandboxes.log(id), query)) {
+    entries.push_back(entry_json(entry));
+    std::string line = entry.message;
+    for (const auto& [name, text] : entry.fields) line += fmt::format(" {}={}", name, text);
+    lines.push_back({{"timestamp", rfc3339(entry.time)}, {"line", line}});
+  }
+  if (second_version) return json_reply(200, {{"logs", entries}});
+  return json_reply(200, {{"logs", lines}, {"logEntries", entries}});
+}
+
 [[noreturn]] void refuse_path(const Request& request) {
   throw ApiError(
       501, "",
@@ -194,10 +215,12 @@ Reply metrics(Sandboxes& sandboxes, const std::string& id) {
 }
 
 // What stands behind /sandboxes/ID.
-Reply answer_sandbox(Sandboxes& sandboxes, const Request& request, const std::string& id, const std::string& what) {
+Reply answer_sandbox(Sandboxes& sandboxes, const Request& request, const std::string& id, const std::string& what,
+                     bool second_version) {
   if (what.empty() && request.method == "GET") return detail(sandboxes, id);
   if (what.empty() && request.method == "DELETE") return sandboxes.kill(id), nothing();
   if (what == "metrics" && request.method == "GET") return metrics(sandboxes, id);
+  if (what == "logs" && request.method == "GET") return logs(sandboxes, request, id, second_version);
   if (request.method != "POST") refuse_path(request);
   if (what == "pause") return pause(sandboxes, id, request.body);
   if (what == "connect" || what == "resume") return connect(sandboxes, id, request.body, what == "resume");
@@ -246,7 +269,8 @@ Reply answer_control(Sandboxes& sandboxes, const Request& request) {
   if (path.starts_with(sandbox_prefix)) {
     const std::string rest = path.substr(sandbox_prefix.size());
     const std::size_t slash = std::min(rest.find('/'), rest.size());
-    return answer_sandbox(sandboxes, request, rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size())));
+    return answer_sandbox(sandboxes, request, rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size())),
+                          second_version);
   }
   refuse_path(request);
 }

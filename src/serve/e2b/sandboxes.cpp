@@ -59,6 +59,7 @@ void Sandboxes::adopt() {
       record.auto_pause = true;
       if (known != records.end()) record = known->second;
       put(record, found.state == "running" ? State::running : State::paused);
+      note(found.name, "found at a start of the server", {{"state", found.state}});
       records.erase(found.name);
     } else if (found.kind == "sandbox") {
       spdlog::warn("sandbox {} is {}: clients are told that it does not exist", found.name, found.state);
@@ -150,6 +151,16 @@ std::optional<SandboxRecord> Sandboxes::find(const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   return found == entries_.end() ? std::nullopt : std::optional(found->second->record);
+}
+
+std::vector<sandbox::LogEntry> Sandboxes::log(const std::string& id) {
+  entry(id);
+  return runtime_->log(id);
+}
+
+void Sandboxes::note(const std::string& id, const std::string& message,
+                     const std::map<std::string, std::string>& fields) {
+  runtime_->note(id, {.message = message, .fields = fields});
 }
 
 void Sandboxes::kill(const std::string& id) {
@@ -306,7 +317,10 @@ void Sandboxes::use(const std::string& id, const std::function<void(sandbox::San
       const Held held(found->life);
       const ListItem now = here();
       if (!now.record.auto_resume) throw not_running(id, "it is paused");
-      if (now.state == State::paused) resume(id, now.record.timeout);
+      if (now.state == State::paused) {
+        note(id, "a request wakes it");
+        resume(id, now.record.timeout);
+      }
     }
     shared.lock();
   }
@@ -333,6 +347,7 @@ void Sandboxes::expire() {
         runtime_->open(id)->remove();
         drop(id);
       } else if (expiry == Expiry::pause) {
+        note(id, "its time is up: it is paused");
         runtime_->open(id)->pause();
         put(then.record, State::paused);
       }

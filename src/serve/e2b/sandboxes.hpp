@@ -60,6 +60,8 @@ class Sandboxes {
   std::optional<SnapshotRecord> find_snapshot(const std::string& name);
   // What the snapshot `existing` holds is from now also the template of that record, in place of what had its name.
   void name_template(const std::string& existing, const SnapshotRecord& record);
+  std::vector<sandbox::LogEntry> log(const std::string& id);
+  void note(const std::string& id, const std::string& message, const std::map<std::string, std::string>& fields = {});
   std::int64_t seconds_now() const { return options_.now() / 1000; }
   sandbox::Runtime& runtime() { return *runtime_; }
 

@@ -27,12 +27,19 @@ void Server::open_events(Work& work, const std::string& path) {
   work.started_here = path == "/process.Process/Start";
   const bool watches = path == "/filesystem.Filesystem/WatchDir";
   sandboxes_->use(work.sandbox, [&](sandbox::Sandbox& box, const SandboxRecord& record) {
-    if (watches)
+    if (watches) {
       work.watch = box.watch(parse_watch(message, root));
-    else
-      work.listener = work.started_here ? box.start(with_defaults(parse_start(message, record, root), box.defaults(),
-                                                                  header_of(work.request, "Authorization").empty()))
-                                        : box.attach(select_process(box, message));
+    } else if (work.started_here) {
+      const sandbox::ProcessRequest wanted = with_defaults(parse_start(message, record, root), box.defaults(),
+                                                           header_of(work.request, "Authorization").empty());
+      work.listener = box.start(wanted);
+      sandboxes_->note(work.sandbox, "process started",
+                       {{"pid", std::to_string(work.listener->pid())},
+                        {"command", fmt::format("{}", fmt::join(wanted.argv, " "))},
+                        {"user", wanted.root ? "root" : "user"}});
+    } else {
+      work.listener = box.attach(select_process(box, message));
+    }
   });
 }
 
