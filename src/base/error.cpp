@@ -24,7 +24,8 @@ int exit_code(ErrorCode code) {
 
 void fail_errno(const std::string& what, const std::string& path) {
   const int error = errno;
-  const ErrorCode code = error == ENOENT ? ErrorCode::not_found : ErrorCode::io;
+  const bool full = error == ENOSPC || error == EDQUOT;
+  const ErrorCode code = error == ENOENT ? ErrorCode::not_found : full ? ErrorCode::exhausted : ErrorCode::io;
   fail(code, "{} {}: {}", what, path, std::strerror(error));
 }
 

@@ -44,7 +44,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Throws `Error{io}` naming what was attempted, the path and the text of errno.
+// Throws Error naming what was attempted, the path and the text of errno: exhausted for a full disk, not_found for what
+// is not there, io for everything else.
 [[noreturn]] void fail_errno(const std::string& what, const std::string& path);
 
 }  // namespace tidelock

@@ -61,6 +61,15 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   }
 }
 
+void make_folder(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    errno = error.value();
+    fail_errno("cannot make the folder", path.string());
+  }
+}
+
 void sync_directory(const std::filesystem::path& directory) {
   const Descriptor d{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (d.fd < 0 || ::fsync(d.fd) != 0) fail_errno("cannot sync directory", directory.string());

@@ -16,6 +16,9 @@ namespace tidelock {
 // `limit` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit = UINT64_MAX);
 
+// Makes a folder with its parents, unless it is there. Throws Error{exhausted} when the disk is full, Error{io}.
+void make_folder(const std::filesystem::path& path);
+
 // Writes to `path`.tmp, syncs it, renames it over `path` and syncs the directory: after a crash or a full disk `path`
 // holds either the old or the new content. Throws Error{io}; the temporary is removed on failure.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);

@@ -111,7 +111,7 @@ void build_busybox_image(const fs::path& root) {
     fs::permissions(entry.path(), fs::perms(0755));  // whatever the umask of the program: others must be able to enter
   }
   fs::permissions(part, fs::perms(0755));
-  fs::copy_file(busybox, part / "bin/busybox");
+  write_file_atomic(part / "bin/busybox", read_file(busybox));
   fs::permissions(part / "bin/busybox", fs::perms(0755));
   std::istringstream lines(applets);
   for (std::string line; std::getline(lines, line);) {

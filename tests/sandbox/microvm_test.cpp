@@ -1,6 +1,4 @@
-// MicroVMs: what is promised of a sandbox that sleeps, wakes, is copied, and whose program is killed.
-//
-// One template for all tests, booted by the first (seconds). Set TIDELOCK_SOAK for every step of every operation.
+// MicroVMs: what is promised of a sandbox that sleeps, wakes and is copied. Set TIDELOCK_SOAK for longer chains.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -11,78 +9,12 @@
 #include <thread>
 
 #include "base/files.hpp"
-#include "sandbox/microvm_victim.hpp"
+#include "sandbox/microvm_support.hpp"
 #include "sandbox/support.hpp"
 #include "sandbox/vm/store.hpp"
 
 namespace tidelock::sandbox::testing {
 namespace microvm_test {
-
-// A state directory that lives as long as the test program.
-const fs::path& shared_directory() {
-  static const Folder folder;
-  return folder.path();
-}
-
-MicrovmOptions options_for(const fs::path& directory) {
-  MicrovmOptions options;
-  options.directory = directory;
-  return options;
-}
-
-std::unique_ptr<Runtime> open_runtime() {
-  return make_microvm_runtime(options_for(shared_directory()));
-}
-
-Spec small() {
-  Spec spec;
-  spec.limits.memory_bytes = 128ULL << 20;
-  spec.limits.disk_bytes = 32ULL << 20;
-  return spec;
-}
-
-std::string output_of(Sandbox& box, const std::string& script) {
-  const ExecResult result = box.exec(shell(script, 60s));
-  EXPECT_EQ(result.exit_code, 0) << script << ": " << result.error;
-  return result.output;
-}
-
-// A process that counts in its memory and writes every number to the disk. A number lost, repeated or taken back, in
-// memory or on disk, breaks the row.
-void start_counter(Sandbox& box) {
-  output_of(box,
-            "(i=0; while :; do i=$((i+1)); echo $i >> /root/log; sleep 0.1; done) >/dev/null 2>&1 & "
-            "while [ ! -s /root/log ]; do sleep 0.02; done");
-}
-
-// Checks the row and that it grows; returns its length.
-int expect_counting(Sandbox& box) {
-  const auto length = [&box] {
-    return std::stoi(output_of(box, "awk '$1 != NR { print \"broken at\", NR; exit 1 } END { print NR }' /root/log"));
-  };
-  const int before = length();
-  int after = before;
-  EXPECT_TRUE(eventually([&] { return (after = length()) > before; })) << "it stands still at " << before;
-  return after;
-}
-
-std::size_t machines_of(const fs::path& directory) {
-  std::size_t count = 0;
-  for (const int pid : processes_with("guest=tidelock-")) {
-    const std::string log = fs::read_symlink(fs::path("/proc") / std::to_string(pid) / "fd/1").string();
-    count += log.rfind(fs::canonical(directory).string(), 0) == 0 ? 1 : 0;
-  }
-  return count;
-}
-
-// "message" of each entry in order.
-std::string log_of(Runtime& runtime, const std::string& id) {
-  std::string out;
-  for (const LogEntry& entry : runtime.log(id)) {
-    out += entry.message + "; ";
-  }
-  return out;
-}
 
 // ---- what must never break
 
@@ -117,7 +49,7 @@ TEST(Microvm, CopiesKeepTheCountThroughAChainOfCheckpointsAndThenDiverge) {
   start_counter(*box);
   output_of(*box, "head -c 3000000 /dev/urandom > /dev/shm/blob; head -c 3000000 /dev/urandom > /root/blob; sync");
   const std::string sums = output_of(*box, "md5sum /dev/shm/blob /root/blob");
-  const int checkpoints = std::getenv("TIDELOCK_SOAK") != nullptr ? 20 : 3;
+  const int checkpoints = soaking() ? 20 : 3;
   for (int i = 0; i < checkpoints; ++i) {
     box->checkpoint();
     expect_counting(*box);
@@ -162,95 +94,6 @@ TEST(Microvm, ACheckpointHoldsEveryByteOfMemory) {
     store.set_frozen(id, false);
   }
   store.remove(id);
-}
-
-// kill -9 of the program at a step of an operation: the sandbox counts on, and nothing is left over.
-TEST(Microvm, TheProgramKilledAtAnyStepLosesNothingAndLeavesNothing) {
-  const bool all = std::getenv("TIDELOCK_SOAK") != nullptr;
-  std::vector<std::pair<const char*, const char*>> cases{{"pause", "capture:read"},
-                                                         {"pause", "capture:committed"},
-                                                         {"resume", "start:awake"},
-                                                         {"checkpoint", "capture:swapped"},
-                                                         {"fork", "fork:awake"}};
-  if (all) {
-    cases.insert(cases.end(), {{"pause", "capture:intended"},
-                               {"pause", "capture:written"},
-                               {"resume", "start:intended"},
-                               {"resume", "start:committed"},
-                               {"checkpoint", "capture:intended"},
-                               {"checkpoint", "capture:read"},
-                               {"checkpoint", "capture:written"},
-                               {"checkpoint", "capture:committed"},
-                               {"fork", "capture:committed"},
-                               {"revert", "start:intended"},
-                               {"revert", "start:awake"},
-                               {"revert", "start:committed"},
-                               {"revert", "collect:committed"},
-                               {"create", "start:intended"},
-                               {"create", "start:awake"}});
-  }
-  std::string id;
-  {
-    const auto runtime = open_runtime();
-    auto box = runtime->create(small());
-    start_counter(*box);
-    box->checkpoint();
-    id = box->id();
-    box->keep();
-  }
-  for (const auto& [operation, step] : cases) {
-    SCOPED_TRACE(std::string(operation) + " killed at " + step);
-    if (std::string_view(operation) == "resume") {
-      open_runtime()->open(id)->pause();
-    }
-    ASSERT_TRUE(kill_microvm_program(shared_directory(), operation, step, id));
-    const auto runtime = open_runtime();
-    const auto box = runtime->open(id);
-    expect_counting(*box);
-    EXPECT_EQ(machines_of(shared_directory()), 1U);
-    EXPECT_EQ(runtime->list().size(), 2U) << "one sandbox, one template";
-    EXPECT_FALSE(fs::exists(shared_directory() / "quarantine"));
-  }
-  EXPECT_NE(log_of(*open_runtime(), id).find("pause undone; "), std::string::npos);
-  EXPECT_TRUE(kill_microvm_program(shared_directory(), "remove", "collect:committed", id));
-  EXPECT_EQ(open_runtime()->list().size(), 1U);
-  EXPECT_TRUE(fs::is_empty(shared_directory() / "layers"));
-  EXPECT_TRUE(fs::is_empty(shared_directory() / "disks"));
-  EXPECT_EQ(machines_of(shared_directory()), 0U);
-}
-
-TEST(Microvm, AFullDiskLeavesTheSandboxAsItWas) {
-  if (geteuid() != 0) {
-    GTEST_SKIP() << "needs root, for a small file system";
-  }
-  open_runtime()->build(small());
-  const Folder folder;
-  ASSERT_EQ(mount("none", folder.path().c_str(), "tmpfs", 0, "size=160m"), 0);
-  {
-    ASSERT_EQ(std::system(("cp -a --sparse=always " + (shared_directory() / "templates").string() + " " +
-                           folder.path().string())
-                              .c_str()),
-              0);
-    const auto runtime = make_microvm_runtime(options_for(folder.path()));
-    auto box = runtime->create(small());
-    start_counter(*box);
-    output_of(*box, "head -c 12000000 /dev/urandom > /dev/shm/blob");
-    const std::uintmax_t room = fs::space(folder.path()).available;
-    std::ofstream(folder.path() / "filler") << std::string(room - (4U << 20), 'x');
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(code_of([&] { box->pause(); }), ErrorCode::exhausted);
-      EXPECT_EQ(runtime->log(box->id()).back().message, "pause failed");
-      expect_counting(*box);
-      EXPECT_EQ(code_of([&] { box->checkpoint(); }), ErrorCode::exhausted);
-      expect_counting(*box);
-    }
-    EXPECT_TRUE(fs::is_empty(folder.path() / "layers"));
-    fs::remove(folder.path() / "filler");
-    box->pause();
-    box->resume();
-    expect_counting(*box);
-  }
-  EXPECT_EQ(umount2(folder.path().c_str(), MNT_DETACH), 0);
 }
 
 // ---- the rest

@@ -126,7 +126,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
   };
   try {
     step("capture:intended");
-    fs::create_directory(folder);
+    make_folder(folder);
     const GuestMemory memory = machine.memory();
     const std::size_t expected = memory.private_pages().size() + 256;
     Buffer buffer(memory.bytes());
@@ -138,6 +138,7 @@ Guest Store::capture_running(Live& box, Guest guest, const std::string& operatio
     standing = true;
     step("capture:stopped");
     machine.save_devices(folder / "devices");
+    step("capture:saved");
     const std::vector<std::uint32_t> pages = memory.private_pages();
     memory.read(pages, buffer.data());
     step("capture:read");
@@ -287,7 +288,7 @@ std::vector<std::string> Store::fork(const std::string& id, int count) {
       changes.push_back({"sandbox/" + child.id, to_json(child)});
     }
     commit(changes);  // all or none
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     for (std::unique_ptr<Machine>& machine : machines) {
       retire(std::move(machine));
     }

@@ -74,11 +74,7 @@ std::optional<LogEntry> parse_entry(const std::string& line) {
 }  // namespace
 
 EventLog::EventLog(fs::path folder) : folder_(std::move(folder)) {
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) {
-    fail(ErrorCode::io, "cannot make {}: {}", folder_.string(), error.message());
-  }
+  make_folder(folder_);
 }
 
 void EventLog::add(const std::string& id, const LogEntry& entry) {

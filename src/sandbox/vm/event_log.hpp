@@ -22,7 +22,7 @@ class EventLog {
   static constexpr std::size_t kMostBytes = 256U << 10;  // of one sandbox's file
   static constexpr std::size_t kMostMessage = 2U << 10;  // bytes of a message or field; the rest is cut
 
-  explicit EventLog(std::filesystem::path folder);         // made when it is not there. Throws Error{io}
+  explicit EventLog(std::filesystem::path folder);         // made when it is not there; throws as make_folder
   void add(const std::string& id, const LogEntry& entry);  // never throws
   std::vector<LogEntry> read(
       const std::string& id) const;  // oldest first; none when nothing was told. Throws Error{io}

@@ -182,7 +182,7 @@ LayerSize write_layer(const fs::path& path, const PageChain& chain, std::span<co
     if (fdatasync(file.get()) != 0) {
       fail_errno("sync", path.string());
     }
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     unlink(path.c_str());
     throw;
   }

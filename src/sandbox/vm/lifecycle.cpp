@@ -77,6 +77,11 @@ Template Store::template_for(const Spec& spec) {
     templates_.insert_or_assign(out.key, out);
     built = out.key;
     return out;
+  } catch (const fs::filesystem_error& error) {
+    std::error_code none;
+    fs::remove_all(work, none);
+    const bool full = error.code() == std::errc::no_space_on_device;
+    fail(full ? ErrorCode::exhausted : ErrorCode::io, "building a template: {}", error.what());
   } catch (const Error&) {
     std::error_code none;
     fs::remove_all(work, none);
@@ -109,7 +114,7 @@ void Store::await_pool() {
 std::unique_ptr<Machine> Store::start_copy(const Template& from) {
   const std::string name = new_token('r');
   const fs::path folder = root_ / "run" / name;
-  fs::create_directory(folder);
+  make_folder(folder);
   LaunchPlan plan;
   plan.emulator = emulator_;
   plan.shape = from.shape;
@@ -124,7 +129,7 @@ std::unique_ptr<Machine> Store::start_copy(const Template& from) {
     machine = Machine::launch(plan);
     machine->prepare(from.disk());
     return machine;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     if (machine != nullptr) {
       machine->end();
     }
@@ -190,7 +195,7 @@ std::unique_ptr<Machine> Store::wake(const Guest& guest, Channel& agent) {
     step("wake:running");
     agent.wake(machine->agent_socket(), kAgentPatience);
     return machine;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     retire(std::move(machine));
     throw;
   }
@@ -230,7 +235,7 @@ void Store::start(Live& box, Guest guest, const std::string& operation) {
     guest.run = machine->folder().filename();
     guest.process = machine->process();
     commit({{"sandbox/" + guest.id, to_json(guest)}, {intent, std::nullopt}});
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     retire(std::move(machine));
     abandon(intent, files);
     tell(guest.id, operation + " failed", {{"reason", error.what()}}, LogLevel::error);

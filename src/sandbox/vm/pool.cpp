@@ -72,7 +72,7 @@ void Pool::fill() {
       std::unique_ptr<Machine> machine;
       try {
         machine = start_();
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         spdlog::warn("sandbox pool: {}", error.what());
       }
       lock.lock();

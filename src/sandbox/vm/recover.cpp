@@ -71,7 +71,7 @@ void Store::undo_intents() {
     }
     spdlog::info("undoing '{}' of sandbox {}", record.value("operation", "?"), id);
     discard(files);
-    journal_->commit(changes);
+    write(changes);
     tell(id, record.value("operation", "?") + " undone", {{"reason", "the program ended before it was complete"}},
          LogLevel::warning);
   }
@@ -122,7 +122,7 @@ void Store::recover() {
         adopted.insert(guest->run);
       } else {
         guest->state = "lost";
-        journal_->commit({{key, to_json(*guest)}});
+        write({{key, to_json(*guest)}});
         spdlog::warn("sandbox {}: its process is gone", guest->id);
         tell(guest->id, "its QEMU process has ended", {{"layer", guest->layer}}, LogLevel::error);
       }

@@ -140,14 +140,14 @@ Store::Store(const MicrovmOptions& options) : options_(options) {
     fail(ErrorCode::invalid_argument, "microVM sandboxes: no state directory was given");
   }
   emulator_ = find_emulator();
-  fs::create_directories(options.directory);
+  make_folder(options.directory);
   root_ = fs::canonical(options.directory);
   if (chmod(root_.c_str(), 0700) != 0) {  // template memory inside may be written by the users of QEMU processes
     fail_errno("close to others", root_.string());
   }
   take_lock(options.patience);
   for (const char* folder : kFolders) {
-    fs::create_directories(root_ / folder);
+    make_folder(root_ / folder);
   }
   journal_ = std::make_unique<Journal>(root_ / "journal", root_ / "quarantine");
   events_ = std::make_unique<EventLog>(root_ / "logs");
@@ -239,6 +239,12 @@ std::shared_ptr<Store::Live> Store::live(const std::string& id) {
   return out;
 }
 
+void Store::write(const Changes& changes) {
+  step("journal:before");
+  journal_->commit(changes);
+  step("journal:after");
+}
+
 void Store::commit(Changes changes) {
   const std::lock_guard lock(mutex_);
   Journal::Records after = journal_->records();
@@ -262,21 +268,21 @@ void Store::commit(Changes changes) {
     }
   }
   if (garbage.empty()) {
-    journal_->commit(changes);
+    write(changes);
     return;
   }
   const std::string collection = "intent/" + new_token('g');
   changes.push_back({collection, Json{{"operation", "collect"}, {"files", garbage}}});
-  journal_->commit(changes);
+  write(changes);
   step("collect:committed");
   discard(garbage);
-  journal_->commit({{collection, std::nullopt}});
+  write({{collection, std::nullopt}});
 }
 
 std::string Store::begin(const std::string& operation, const std::string& id, const std::vector<std::string>& files) {
   const std::lock_guard lock(mutex_);
   std::string intent = "intent/" + new_token('i');
-  journal_->commit({{intent, Json{{"operation", operation}, {"sandbox", id}, {"files", files}}}});
+  write({{intent, Json{{"operation", operation}, {"sandbox", id}, {"files", files}}}});
   return intent;
 }
 
@@ -286,7 +292,7 @@ void Store::abandon(const std::string& intent, const std::vector<std::string>& f
     const std::lock_guard lock(mutex_);
     Changes changes = more;
     changes.push_back({intent, std::nullopt});
-    journal_->commit(changes);
+    write(changes);
   } catch (const std::exception& error) {  // the next start will find the intent and do the same
     spdlog::warn("sandbox: an operation was undone, its intent stays: {}", error.what());
   }
@@ -294,6 +300,7 @@ void Store::abandon(const std::string& intent, const std::vector<std::string>& f
 
 void Store::discard(const std::vector<std::string>& files) noexcept {
   for (const std::string& file : files) {
+    step("discard:file");
     std::error_code error;
     const fs::path path = root_ / file;
     if ((journal_->damaged() || unreadable_) && fs::exists(path, error)) {

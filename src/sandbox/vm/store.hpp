@@ -98,7 +98,8 @@ class Store {
   // store.cpp: records and files
   void take_lock(std::chrono::milliseconds patience);
   Guest find(const std::string& id);
-  void commit(Changes changes);  // with the collection of what it leaves without a reference
+  void commit(Changes changes);        // with the collection of what it leaves without a reference
+  void write(const Changes& changes);  // one transaction of the journal
   std::string begin(const std::string& operation, const std::string& id, const std::vector<std::string>& files);
   void abandon(const std::string& intent, const std::vector<std::string>& files, const Changes& more = {}) noexcept;
   void discard(const std::vector<std::string>& files) noexcept;

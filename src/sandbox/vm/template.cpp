@@ -175,7 +175,7 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
                          const Launcher& launcher) {
   const GuestKernel kernel = find_kernel();
   fs::remove_all(work);
-  fs::create_directories(work);
+  make_folder(work);
   fs::path image = spec.image;
   std::optional<oci::Layout> layout;
   oci::Image layers;
@@ -227,7 +227,7 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
     made.shape.disk_bytes = disk_for(image);
   }
   made.folder = work / "made";
-  fs::create_directory(made.folder);
+  make_folder(made.folder);
   build_disk(image, made.folder / "disk", made.shape.disk_bytes);
   write_file_atomic(work / "initrd", initrd);
   {
@@ -243,7 +243,7 @@ Template ensure_template(const TemplateSpec& spec, const fs::path& root, const f
     sync_file(file);
   }
   write_file_atomic(made.folder / "manifest.json", manifest_of(made, recipe).dump(2) + "\n");
-  fs::create_directories(root);
+  make_folder(root);
   fs::rename(made.folder, root / made.key);
   sync_directory(root);
   fs::remove_all(work);

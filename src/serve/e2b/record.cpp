@@ -112,7 +112,7 @@ std::optional<SnapshotRecord> parse_snapshot(const Json& json) {
 
 RecordFolder::RecordFolder(fs::path folder, fs::path quarantine)
     : folder_(std::move(folder)), quarantine_(std::move(quarantine)) {
-  fs::create_directories(folder_);
+  make_folder(folder_);
 }
 
 std::vector<Json> RecordFolder::load() {
@@ -142,7 +142,7 @@ void RecordFolder::remove(const std::string& name) {
 }
 
 void RecordFolder::set_aside(const std::string& name) {
-  fs::create_directories(quarantine_);
+  make_folder(quarantine_);
   fs::rename(folder_ / name, quarantine_ / fmt::format("{}-{}", folder_.filename().string(), name));
   spdlog::warn("{}: cannot be read; it was moved to {}", (folder_ / name).string(), quarantine_.string());
 }

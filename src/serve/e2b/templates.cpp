@@ -56,7 +56,7 @@ Templates::Templates(Sandboxes& sandboxes, SandboxesOptions options)
     builds_[record->id] = *record;
   }
   const fs::path files = options_.directory / "e2b/files";
-  fs::create_directories(files);
+  make_folder(files);
   for (const fs::directory_entry& entry : fs::directory_iterator(files))
     if (entry.path().extension() == ".tmp" || fs::file_time_type::clock::now() - entry.last_write_time() > kFilesStay)
       fs::remove(entry.path());
