@@ -15,6 +15,7 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "model/chat_markup.hpp"
 #include "model/chat_protocols.hpp"
 #include "model/json.hpp"
 
@@ -22,6 +23,10 @@ namespace tidelock::model::k2 {
 namespace {
 
 constexpr std::string_view function_prefix = "functions.";
+
+std::string call_id(std::string_view name, std::size_t number) {
+  return fmt::format("{}{}:{}", function_prefix, name, number);
+}
 
 class PromptWriter {
  public:
@@ -36,6 +41,11 @@ class PromptWriter {
     mark(role_mark);
     text(name);
     mark("<|im_middle|>");
+  }
+  void open_call(std::string_view id) {
+    mark("<|tool_call_begin|>");
+    text(id);
+    mark("<|tool_call_argument_begin|>");
   }
   void message(std::string_view role_mark, std::string_view name, std::string_view body) {
     begin(role_mark, name);
@@ -68,7 +78,7 @@ class CallIds {
       if (call.name.empty()) fail(ErrorCode::invalid_argument, "tool call {} has no function name", turn_.size() + 1);
       CallId parts;
       const bool own = split_call_id(call.id, parts) && parts.id == call.id && parts.name == call.name;
-      turn_.push_back(own ? call.id : fmt::format("{}{}:{}", function_prefix, call.name, made_));
+      turn_.push_back(own ? call.id : call_id(call.name, made_));
       if (!call.id.empty()) by_id_[call.id] = turn_.back();
       ++made_;
     }
@@ -114,9 +124,7 @@ void write_completion(PromptWriter& writer, const Message& message, const CallId
   if (!message.tool_calls.empty()) {
     writer.mark("<|tool_calls_section_begin|>");
     for (std::size_t i = 0; i < message.tool_calls.size(); ++i) {
-      writer.mark("<|tool_call_begin|>");
-      writer.text(ids.turn()[i]);
-      writer.mark("<|tool_call_argument_begin|>");
+      writer.open_call(ids.turn()[i]);
       writer.text(message.tool_calls[i].arguments_json);
       writer.mark("<|tool_call_end|>");
     }
@@ -180,6 +188,12 @@ bool split_call_id(std::string_view text, CallId& parts) {
   if (name.starts_with(function_prefix)) name.remove_prefix(function_prefix.size());
   parts = {std::string(text), std::string(name)};
   return !name.empty();
+}
+
+std::vector<TokenId> open_call(const Tokenizer& tokenizer, std::string_view name, std::size_t number) {
+  PromptWriter writer(tokenizer);
+  writer.open_call(call_id(name, number));
+  return writer.take();
 }
 
 std::vector<TokenId> render_chat(const Tokenizer& tokenizer, std::span<const Message> messages,

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "model/chat_markup.hpp"
 #include "model/chat_protocols.hpp"
 #include "model/json.hpp"
 #include "model/toolcall_arguments.hpp"
@@ -248,6 +249,20 @@ void write_conversation(PromptWriter& writer, std::span<const Message> messages,
 }
 
 }  // namespace
+
+std::vector<TokenId> open_tag(const Tokenizer& tokenizer, std::string_view tag, const Attributes& attributes) {
+  PromptWriter writer(tokenizer);
+  std::vector<PromptWriter::Attribute> own;
+  for (const auto& [key, value] : attributes) own.emplace_back(key, value);
+  writer.open(tag, own);
+  return writer.take();
+}
+
+std::vector<TokenId> close_tag(const Tokenizer& tokenizer, std::string_view tag) {
+  PromptWriter writer(tokenizer);
+  writer.close(tag);
+  return writer.take();
+}
 
 std::vector<TokenId> render_chat(const Tokenizer& tokenizer, std::span<const Message> messages,
                                  std::span<const ToolSpec> tools, const ChatOptions& options,

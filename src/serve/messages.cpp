@@ -64,8 +64,13 @@ model::Message read_message(const Json& value, const std::string& path) {
 
 struct Tools {
   std::vector<model::ToolSpec> specs;
-  std::vector<std::string> names;
+  std::vector<CallRules::Tool> rules;
 };
+
+// What a strict tool's calls are held to.
+std::string read_parameters(const nlohmann::ordered_json& function, const std::string& path) {
+  return checked_schema(function.value("parameters", nlohmann::ordered_json{{"type", "object"}}), path);
+}
 
 Tools read_tools(Fields& fields, std::string_view body) {
   Tools tools;
@@ -83,19 +88,24 @@ Tools read_tools(Fields& fields, std::string_view body) {
     function.text("description");
     if (const Json* parameters = function.find("parameters"); parameters != nullptr && !parameters->is_object())
       function.refuse("parameters", "a JSON Schema object", *parameters);
-    function.only("strict", false, "calls are not held to the schema");
+    CallRules::Tool rule{name, function.flag("strict").value_or(false)};
+    if (rule.strict) {
+      rule.path = function.path_of("parameters");
+      rule.schema = read_parameters(ordered[i].at("function"), rule.path);
+    }
     function.finish();
     tool.finish();
-    if (std::find(tools.names.begin(), tools.names.end(), name) != tools.names.end())
+    if (std::ranges::find(tools.rules, name, &CallRules::Tool::name) != tools.rules.end())
       function.refuse("name", "a name that no tool before it has", name);
-    tools.names.push_back(name);
+    tools.rules.push_back(std::move(rule));
     tools.specs.push_back({ordered[i].dump()});
   }
   return tools;
 }
 
-// "auto", "none", "required", or one function: then the model is told of that one alone, and that it must call.
-void read_tool_choice(Fields& fields, Tools& tools, model::ChatOptions& options, const RequestContext& context) {
+// "auto", "none", "required", or one function: then the model is told of that one alone, and must call it.
+void read_tool_choice(Fields& fields, Tools& tools, ChatPrompt& prompt, const RequestContext& context) {
+  model::ChatOptions& options = prompt.options;
   const Json* choice = fields.find("tool_choice");
   if (choice == nullptr) return;
   if (choice->is_object()) {
@@ -105,22 +115,21 @@ void read_tool_choice(Fields& fields, Tools& tools, model::ChatOptions& options,
     const std::string name = function.require_text("name");
     function.finish();
     chosen.finish();
-    const auto found = std::find(tools.names.begin(), tools.names.end(), name);
-    if (found == tools.names.end()) function.refuse("name", "the name of one of the tools", name);
-    tools.specs = {tools.specs[static_cast<std::size_t>(found - tools.names.begin())]};
+    const auto found = std::ranges::find(tools.rules, name, &CallRules::Tool::name);
+    if (found == tools.rules.end()) function.refuse("name", "the name of one of the tools", name);
+    tools.specs = {tools.specs[static_cast<std::size_t>(found - tools.rules.begin())]};
+    tools.rules = {CallRules::Tool(*found)};
     options.tool_choice = "required";
   } else {
     options.tool_choice = *fields.choice("tool_choice", {"auto", "none", "required"});
   }
+  if (options.tool_choice == "none") tools.rules.clear();
   if (options.tool_choice != "required") return;
   if (tools.specs.empty())
     throw ApiError(400, "invalid_value", "tool_choice asks for a call, and there are no tools", "tool_choice");
-  if (model::chat_protocol(context.tokenizer) == model::ChatProtocol::k2)
-    throw ApiError(400, "unsupported_value",
-                   fmt::format("tool_choice is {}: the chat protocol of this model has no words for it; \"auto\" and "
-                               "\"none\" are accepted",
-                               shown(*choice)),
-                   "tool_choice");
+  prompt.calls.required = true;
+  // K2 has no words for it: the model is held to it all the same.
+  if (model::chat_protocol(context.tokenizer) == model::ChatProtocol::k2) options.tool_choice = "auto";
 }
 
 void read_effort(Fields& fields, model::ChatOptions& options, const RequestContext& context) {
@@ -167,9 +176,10 @@ ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const Request
   for (std::size_t i = 0; i < list.size(); ++i)
     prompt.messages.push_back(read_message(list[i], fmt::format("messages[{}]", i)));
   Tools tools = read_tools(fields, body);
-  read_tool_choice(fields, tools, prompt.options, context);
+  read_tool_choice(fields, tools, prompt, context);
   read_effort(fields, prompt.options, context);
-  fields.only("parallel_tool_calls", true, "the model decides how many calls it makes");
+  prompt.calls.parallel = fields.flag("parallel_tool_calls").value_or(true);
+  for (const model::Message& message : prompt.messages) prompt.calls.calls_before += message.tool_calls.size();
   prompt.format = read_format(fields, body);
   if (model::chat_protocol(context.tokenizer) == model::ChatProtocol::k3) {  // K2 has no words for it
     constexpr std::array names{"text", "json_object", "json_schema"};
@@ -177,6 +187,7 @@ ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const Request
     prompt.options.response_schema = prompt.format.schema;
   }
   prompt.tools = std::move(tools.specs);
+  prompt.calls.tools = std::move(tools.rules);
   return prompt;
 }
 

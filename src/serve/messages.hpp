@@ -16,10 +16,11 @@ struct ChatPrompt {
   std::vector<model::ToolSpec> tools;
   model::ChatOptions options;
   AnswerFormat format;
+  CallRules calls;
 };
 
-// Reads messages, tools, tool_choice, reasoning_effort and response_format. `body` is the text of `fields`: tools and
-// schemas keep their keys' order.
+// Reads messages, tools, tool_choice, parallel_tool_calls, reasoning_effort and response_format. `body` is the text of
+// `fields`: tools and schemas keep their keys' order.
 ChatPrompt read_chat_prompt(Fields& fields, std::string_view body, const RequestContext& context);
 
 }  // namespace tidelock::serve

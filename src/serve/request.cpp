@@ -163,9 +163,8 @@ GenerateRequest read_chat_request(std::string_view body, const RequestContext& c
     if (!max_tokens) max_tokens = older;
     read_sampling(fields, context, max_tokens, request);
     fields.finish();
-    const bool may_call = !chat.tools.empty() && chat.options.tool_choice != "none";
     for (engine::SamplingParams& choice : request.choices)
-      choice.constraint = context.grammars->constrain(chat.format, chat.options, may_call, context.vocab);
+      choice.constraint = context.grammars->constrain(chat.format, chat.calls, chat.options.thinking, context.vocab);
     return request;
   });
 }

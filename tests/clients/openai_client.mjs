@@ -49,6 +49,13 @@ const held = await client.chat.completions.parse({ ...base, temperature: 2, resp
 assert.equal(typeof held.choices[0].message.parsed.even, "boolean");
 assert.ok([1, 2].includes(held.choices[0].message.parsed.size));
 
+const strict = { type: "function", function: { name: "size", strict: true, parameters: schema } };
+const called = await client.chat.completions.parse({ ...base, max_tokens: 400, temperature: 2, tools: [strict], tool_choice: { type: "function", function: { name: "size" } }, parallel_tool_calls: false });
+const calls = called.choices[0].message.tool_calls;
+assert.equal(calls.length, 1);
+assert.ok([1, 2].includes(calls[0].function.parsed_arguments.size));
+assert.equal(typeof calls[0].function.parsed_arguments.even, "boolean");
+
 const completion = await client.completions.create({ model: "nano", prompt: "1+1", max_tokens: 8, seed: 1, logprobs: 1 });
 assert.equal(completion.choices[0].logprobs.tokens.length, completion.usage.completion_tokens);
 await assert.rejects(client.chat.completions.create({ ...base, presence_penalty: 1 }), (error) => error.status === 400 && error.param === "presence_penalty");

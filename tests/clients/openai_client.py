@@ -52,6 +52,10 @@ def streamed(messages):
     return {**message, "tool_calls": list(calls.values())} if calls else message
 
 
+class Weight(pydantic.BaseModel):
+    kilograms: float
+
+
 class Measure(pydantic.BaseModel):
     amount: int
     unit: typing.Literal["m", "km"]
@@ -61,6 +65,16 @@ class Measure(pydantic.BaseModel):
 def parsed():
     made = client.chat.completions.parse(model="nano", messages=QUESTION, response_format=Measure, max_tokens=200, seed=4)
     assert isinstance(made.choices[0].message.parsed, Measure), made
+
+
+def called():
+    """Strict tools, as the client makes them of a class; a call that must come, and one alone."""
+    made = client.chat.completions.parse(model="nano", messages=QUESTION, tools=[openai.pydantic_function_tool(kind) for kind in (Measure, Weight)],
+                                         tool_choice={"type": "function", "function": {"name": "Measure"}}, parallel_tool_calls=False,
+                                         max_tokens=200, temperature=2, seed=4)  # fmt: skip
+    (call,) = made.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Measure), made
+    assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("tool_calls", None), made
 
 
 def raises(kind, param, **fields):
@@ -92,6 +106,7 @@ assert client.models.retrieve("nano").id == "nano"
 assert "408" in agent(whole)
 assert "408" in agent(streamed)
 parsed()
+called()
 made = client.chat.completions.create(model="nano", messages=QUESTION, max_tokens=8, logprobs=True, top_logprobs=3, n=2, seed=3,
                                       extra_body={"return_token_ids": True})  # fmt: skip
 for choice in made.choices:
@@ -99,7 +114,8 @@ for choice in made.choices:
     assert all(len(t.top_logprobs) == 3 and t.top_logprobs[0].logprob >= t.logprob for t in choice.logprobs.content)
 raises(openai.BadRequestError, "frequency_penalty", frequency_penalty=1)
 raises(openai.BadRequestError, "store", store=True)
-raises(openai.BadRequestError, "tools[0].function.strict", tools=[{"type": "function", "function": {"name": "f", "strict": True}}])
+raises(openai.BadRequestError, "tools[0].function.parameters",
+       tools=[{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"uniqueItems": True}}}])
 raises(openai.NotFoundError, "model", model="other")
 try:
     openai.OpenAI(api_key="wrong").models.list()

@@ -7,46 +7,18 @@
 #include "model/json.hpp"
 #include "model/toolcall.hpp"
 #include "serve/api_error.hpp"
+#include "serve/random_model.hpp"
 #include "serve/schema_check.hpp"
-#include "serve/support.hpp"
 
 namespace tidelock::serve {
 namespace answer_format_test {
 
 using model::Json;
+using testing::is_allowed;
 using testing::k2_context;
 using testing::k3_context;
-
-constexpr std::int64_t kMostTokens = 3000;
-
-bool is_allowed(std::span<const std::uint32_t> allowed, std::int32_t token) {
-  return allowed.empty() || (allowed[static_cast<std::size_t>(token) / 32] >> (token % 32) & 1U) != 0;
-}
-
-// What a model with random logits says under the constraint (null: without one), up to the end of its turn.
-model::AssistantTurn say(const RequestContext& context, engine::TokenConstraint* constraint, bool thinking,
-                         std::uint64_t seed) {
-  const std::int32_t end = model::end_of_turn(context.tokenizer);
-  std::vector<std::int32_t> said;
-  std::vector<float> logits(static_cast<std::size_t>(context.vocab));
-  engine::SamplingParams params;
-  params.seed = seed;
-  for (std::uint64_t step = 0; step < kMostTokens && (said.empty() || said.back() != end); ++step) {
-    for (std::size_t i = 0; i < logits.size(); ++i)
-      logits[i] = 4.0F * static_cast<float>(philox(seed, step, i)[0]) * 0x1.0p-32F;
-    // A model that would rather stop, so that reasoning, strings and lists end.
-    for (std::int32_t token = 0; token < context.tokenizer.vocab_size(); ++token)
-      if (context.tokenizer.is_special(token) ||
-          std::string_view("\"}]").find(context.tokenizer.token_bytes(token)) != std::string_view::npos)
-        logits[static_cast<std::size_t>(token)] += 4;
-    const auto allowed = constraint != nullptr ? constraint->allowed() : std::span<const std::uint32_t>{};
-    const std::int32_t token = engine::sample(logits.data(), context.vocab, params, step, allowed);
-    EXPECT_TRUE(is_allowed(allowed, token));
-    if (constraint != nullptr) constraint->accept(token);
-    said.push_back(token);
-  }
-  return model::parse_assistant(context.tokenizer, said, thinking);
-}
+using testing::protocols;
+using testing::say;
 
 AnswerFormat with_schema(const std::string& schema) {
   return {AnswerFormat::Kind::json_schema, schema};
@@ -74,26 +46,10 @@ void expect_person(const std::string& content) {
   }
 }
 
-struct Protocol {
-  const char* name;
-  const RequestContext& context;
-  bool thinking;
-};
-const std::vector<Protocol>& protocols() {
-  static const std::vector<Protocol> all{{"k3", k3_context(), false},
-                                         {"k3 thinking", k3_context(), true},
-                                         {"k2", k2_context(false), false},
-                                         {"k2 thinking", k2_context(true), true},
-                                         {"k2 not thinking", k2_context(true), false}};
-  return all;
-}
-
 TEST(AnswerFormat, AnyModelSaysAWholeTurnThatFitsTheSchema) {
   for (const auto& [name, context, thinking] : protocols()) {
-    model::ChatOptions options;
-    options.thinking = thinking;
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      const auto constraint = context.grammars->constrain(with_schema(kPerson), options, false, context.vocab);
+      const auto constraint = context.grammars->constrain(with_schema(kPerson), {}, thinking, context.vocab);
       const auto turn = say(context, constraint.get(), thinking, seed);
       ASSERT_TRUE(turn.complete) << name << ": " << turn.problem;
       EXPECT_TRUE(turn.calls.empty());
@@ -115,11 +71,9 @@ TEST(AnswerFormat, WithoutTheConstraintTheSameModelSaysSomethingElse) {  // the 
 
 TEST(AnswerFormat, AnObjectIsAnyObject) {
   for (const auto& [name, context, thinking] : protocols()) {
-    model::ChatOptions options;
-    options.thinking = thinking;
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       const auto constraint =
-          context.grammars->constrain({AnswerFormat::Kind::json_object, ""}, options, false, context.vocab);
+          context.grammars->constrain({AnswerFormat::Kind::json_object, ""}, {}, thinking, context.vocab);
       const auto turn = say(context, constraint.get(), thinking, seed);
       if (!turn.complete) continue;  // objects may be longer than this test's patience
       EXPECT_TRUE(Json::parse(turn.content).is_object()) << name << " " << turn.content;
@@ -130,17 +84,16 @@ TEST(AnswerFormat, AnObjectIsAnyObject) {
 TEST(AnswerFormat, WithToolsTheModelMayCallInstead) {
   for (const auto& [name, context, thinking] : protocols()) {
     if (thinking) continue;
-    model::ChatOptions options;
-    options.thinking = false;
+    const CallRules may_call{{{"f"}}};
     const bool k2 = model::chat_protocol(context.tokenizer) == model::ChatProtocol::k2;
     const auto calls = context.tokenizer.special(k2 ? "<|tool_calls_section_begin|>" : "<|close|>");
-    const auto plain = context.grammars->constrain(with_schema(R"({"type": "null"})"), options, false, context.vocab);
+    const auto plain = context.grammars->constrain(with_schema(R"({"type": "null"})"), {}, false, context.vocab);
     EXPECT_FALSE(is_allowed(plain->allowed(), calls)) << name;
-    const auto either = context.grammars->constrain(with_schema(R"({"type": "null"})"), options, true, context.vocab);
+    const auto either = context.grammars->constrain(with_schema(R"({"type": "null"})"), may_call, false, context.vocab);
     EXPECT_TRUE(is_allowed(either->allowed(), calls)) << name;
     either->accept(calls);
-    EXPECT_TRUE(either->allowed().empty()) << "a call's tokens are the model's own";
-    const auto content = context.grammars->constrain(with_schema(R"({"type": "null"})"), options, true, context.vocab);
+    const auto content =
+        context.grammars->constrain(with_schema(R"({"type": "null"})"), may_call, false, context.vocab);
     content->accept(context.tokenizer.encode_text("n").front());
     EXPECT_FALSE(is_allowed(content->allowed(), calls)) << name << ": content has begun";
   }
@@ -193,7 +146,7 @@ TEST(AnswerSchema, WhatCanBeHeldIsAccepted) {
     }
     EXPECT_EQ(refusal(schema), "") << schema;
     const std::string checked = checked_schema(nlohmann::ordered_json::parse(schema), "s");
-    k2_context(false).grammars->constrain(with_schema(checked), {.thinking = false}, false, k2_context(false).vocab);
+    k2_context(false).grammars->constrain(with_schema(checked), {}, false, k2_context(false).vocab);
   }
 }
 
@@ -251,8 +204,8 @@ TEST(AnswerSchema, PatternsMatchNothingThatJsonEscapes) {
     nlohmann::ordered_json schema{{"type", "string"}, {"pattern", pattern}};
     const auto& context = k2_context(false);
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      const auto constraint = context.grammars->constrain(with_schema(checked_schema(schema, "s")), {.thinking = false},
-                                                          false, context.vocab);
+      const auto constraint =
+          context.grammars->constrain(with_schema(checked_schema(schema, "s")), {}, false, context.vocab);
       const auto turn = say(context, constraint.get(), false, seed);
       EXPECT_TRUE(!turn.complete || Json::accept(turn.content)) << pattern << ": " << turn.content;
     }
@@ -267,8 +220,7 @@ TEST(AnswerSchema, PointersThatGoAroundInCirclesAreRefusedOrFinite) {
     try {
       const std::string checked = checked_schema(nlohmann::ordered_json::parse(schema), "s");
       const auto& context = k2_context(false);
-      const auto constraint =
-          context.grammars->constrain(with_schema(checked), {.thinking = false}, false, context.vocab);
+      const auto constraint = context.grammars->constrain(with_schema(checked), {}, false, context.vocab);
       say(context, constraint.get(), false, 3);  // ends: by the turn, or by the test's patience
     } catch (const ApiError& error) {
       EXPECT_EQ(error.status(), 400);
