@@ -20,6 +20,7 @@ Action add_train(CLI::App& app);
 Action add_eval(CLI::App& app);
 Action add_generate(CLI::App& app);
 Action add_serve(CLI::App& app);
+Action add_events(CLI::App& app);
 Action add_logits(CLI::App& app);
 Action add_info(CLI::App& app);
 Action add_convert(CLI::App& app);

@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
       {"eval", "mean@k and pass@k on held-out tasks", add_eval},
       {"generate", "text from a prompt or a chat", add_generate},
       {"serve", "an HTTP server with the OpenAI API", add_serve},
+      {"events", "decides again what a server's scheduler decided, from its event log", add_events},
       {"logits", "logits of given tokens, as a .npy file", add_logits},
       {"info", "what a checkpoint is, layer by layer, and whether it can be run", add_info},
       {"convert", "a checkpoint into another file format, or into coarser numbers", add_convert},

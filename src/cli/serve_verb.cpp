@@ -4,13 +4,14 @@
 #include "cli/cli.hpp"
 #include "cli/sizes.hpp"
 #include "model/gguf_vocabulary.hpp"
+#include "serve/event_replay.hpp"
 #include "serve/serve.hpp"
 
 namespace tidelock::cli {
 namespace {
 
 struct ServeOptions {
-  std::string model, adapter, keys, admin_keys, adapters, state_memory, state_folder, state_disk = "10G";
+  std::string model, adapter, keys, admin_keys, adapters, state_memory, state_folder, events, state_disk = "10G";
   WeightOptions weights;
   serve::ServeOptions serve;
   double patience = 30, idle = 75;
@@ -34,6 +35,7 @@ int run(ServeOptions& o) {
   // Half of what is free once the model is loaded: the other half is for working memory, clients and the page cache.
   o.serve.state_bytes = o.state_memory.empty() ? available_memory() / 2 : parse_bytes(o.state_memory, "--state-memory");
   o.serve.state_folder = o.state_folder;
+  o.serve.event_log = o.events;
   o.serve.state_disk_bytes = parse_bytes(o.state_disk, "--state-disk");
   o.serve.patience = milliseconds(o.patience);
   o.serve.idle = milliseconds(o.idle);
@@ -83,6 +85,7 @@ Action add_serve(CLI::App& app) {
                                 "folder for kept states that memory has no room for, and over restarts");
   app.add_option("--state-disk", o->state_disk, "bytes that they may take there")->needs(folder)->capture_default_str();
   app.add_flag("!--no-prefix-reuse", o->serve.reuse, "compute every prompt from its first token")->excludes(folder);
+  app.add_option("--event-log", o->events, "file of the scheduler's decisions, for `tidelock events`");
   app.add_option("--connections", o->serve.connections, "open at once; more get 503")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
@@ -101,6 +104,18 @@ Action add_serve(CLI::App& app) {
   add_weights(app, o->weights);
   add_threads(app, o->threads);
   return [o] { return run(*o); };
+}
+
+Action add_events(CLI::App& app) {
+  auto file = std::make_shared<std::string>();
+  app.add_option("file", *file, "what `tidelock serve --event-log` wrote")->required();
+  return [file] {
+    const serve::EventReplay replay = serve::replay_events(*file);
+    for (const auto& [name, count] : replay.events) fmt::print("{:<12} {:>10}\n", name, count);
+    fmt::print("{} decided again as they were, {} not\n", replay.decided, replay.differences);
+    for (const std::string& line : replay.different) fmt::print("{}\n", line);
+    return replay.differences == 0 ? 0 : 3;
+  };
 }
 
 }  // namespace tidelock::cli

@@ -25,7 +25,9 @@ void Engine::Impl::count_time(std::span<const StepPlanItem> items, double second
   std::int64_t tokens = 0;
   for (const auto& item : items) tokens += item.tokens;
   if (tokens < 4 * std::ssize(items)) return;
+  const StepBudget::Memory before = budget.memory();
   budget.ran(tokens, seconds);
+  if (options.observer != nullptr) options.observer->budgeted(before, tokens, seconds, budget.tokens());
   prefilled += tokens;
   prefill_seconds += seconds;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/team.hpp"
+#include "engine/observer.hpp"
 #include "engine/schedule.hpp"
 #include "model/forward.hpp"
 #include "state/kept_states.hpp"
@@ -91,6 +92,7 @@ struct EngineOptions {
   std::filesystem::path disk_folder = {};  // empty: none
   std::uint64_t disk_limit = 0;
   std::function<std::unique_ptr<state::DiskIo>()> disk_io = {};  // see state::DiskOptions
+  Observer* observer = nullptr;                                  // told of decisions; must outlive the engine
 };
 
 class Engine {

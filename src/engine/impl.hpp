@@ -80,7 +80,7 @@ struct Engine::Impl {
   static state::Digest lineage(const model::Adapter* adapter, const std::string& salt);
   // Starts a sequence's tokens from the deepest kept state, or begins to bring that up from disk.
   void start(Sequence& s);
-  void begin_at(Sequence& s, state::SequenceState state);
+  void begin_at(Sequence& s, state::SequenceState state, bool from_disk);
   // Sequences whose state has come go on with it, and it is kept in memory, too; one that failed looks again.
   void finish_loads();
   // Whether there was a load to wait for.

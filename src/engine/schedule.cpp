@@ -60,40 +60,46 @@ std::vector<StepPlanItem> StepPlanner::plan(std::span<const PlanInput> sequences
   std::array<std::size_t, kPromptClasses> next{};
   const auto has_work = [&](std::size_t c) { return next[c] < queues[c].size(); };
   for (std::size_t c = 0; c < kPromptClasses; ++c)
-    if (!has_work(c)) owed_[c] = 0;
+    if (!has_work(c)) memory_.owed[c] = 0;
   left = std::min(left, std::max(enough_for_the_smallest(prompts), least));
   // The round goes on where the last step's budget ended.
   for (std::size_t idle = 0; left > 0 && idle < kPromptClasses;) {
-    const std::size_t c = turn_;
+    const std::size_t c = memory_.turn;
     idle = has_work(c) ? 0 : idle + 1;
-    if (has_work(c) && !std::exchange(begun_, true)) owed_[c] += kClassShares[c];
-    while (has_work(c) && owed_[c] > 0 && left > 0) {
+    if (has_work(c) && !std::exchange(memory_.begun, true)) memory_.owed[c] += kClassShares[c];
+    while (has_work(c) && memory_.owed[c] > 0 && left > 0) {
       const std::size_t item = queues[c][next[c]];
       std::int64_t& pending = left_of[item - decoding];
-      const std::int64_t tokens = std::min({pending, owed_[c], left});
+      const std::int64_t tokens = std::min({pending, memory_.owed[c], left});
       plan[item].tokens += tokens;
       pending -= tokens;
-      owed_[c] -= tokens;
+      memory_.owed[c] -= tokens;
       left -= tokens;
       if (pending == 0) ++next[c];
     }
-    if (has_work(c) && owed_[c] > 0) break;  // its turn is not over
-    if (!has_work(c)) owed_[c] = 0;
-    turn_ = (c + 1) % kPromptClasses;
-    begun_ = false;
+    if (has_work(c) && memory_.owed[c] > 0) break;  // its turn is not over
+    if (!has_work(c)) memory_.owed[c] = 0;
+    memory_.turn = (c + 1) % kPromptClasses;
+    memory_.begun = false;
   }
   std::erase_if(plan, [](const StepPlanItem& item) { return item.tokens == 0; });
   return plan;
 }
 
 void StepBudget::ran(std::int64_t tokens, double seconds) {
-  if (target_ <= 0 || seconds <= 0 || tokens < tokens_) return;  // what was not used up says nothing
+  auto& [target, most, now, best] = memory_;
+  if (target <= 0 || seconds <= 0 || tokens < now) return;  // what was not used up says nothing
   const double rate = static_cast<double>(tokens) / seconds;
-  best_ = std::max(0.999 * best_, rate);  // a best of long ago counts less
-  const double factor = std::clamp(target_ / seconds, 0.5, 2.0);
-  if (factor < 1 && rate < kWorthwhile * best_) return;
-  tokens_ =
-      std::clamp(static_cast<std::int64_t>(static_cast<double>(tokens_) * factor), std::min(kLeast, most_), most_);
+  best = std::max(0.999 * best, rate);  // a best of long ago counts less
+  const double factor = std::clamp(target / seconds, 0.5, 2.0);
+  if (factor < 1 && rate < kWorthwhile * best) return;
+  now = std::clamp(static_cast<std::int64_t>(static_cast<double>(now) * factor), std::min(kLeast, most), most);
+}
+
+std::optional<SequenceId> choose_to_set_back(std::span<const Holding> held, SequenceId but) {
+  const auto last = std::find_if(held.rbegin(), held.rend(), [](const Holding& one) { return one.holds; });
+  if (last == held.rend() || last->sequence == but) return std::nullopt;
+  return last->sequence;
 }
 
 double seconds_to_first_token(std::int64_t tokens, const std::array<std::int64_t, kPromptClasses>& ahead,

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,15 @@ struct PlanInput {
 
 class StepPlanner {
  public:
+  struct Memory {
+    std::array<std::int64_t, kPromptClasses> owed{};  // tokens, by class
+    std::size_t turn = 0;                             // the class whose turn it is
+    bool begun = false;                               // its turn, with what it adds to what it is owed
+  };
+  StepPlanner() = default;
+  explicit StepPlanner(const Memory& memory) : memory_(memory) {}
+  const Memory& memory() const { return memory_; }
+
   // Every decoding sequence (one token pending) runs. What they leave of the budget, but at least kLeastPrefill tokens
   // of it, goes to prompts by deficit round robin over the classes, in each class first come first served. A step in
   // which several classes have work ends where the smallest one's is done: its tokens do not wait for a long step.
@@ -41,9 +51,7 @@ class StepPlanner {
   std::vector<StepPlanItem> plan(std::span<const PlanInput> sequences, std::int64_t token_budget);
 
  private:
-  std::array<std::int64_t, kPromptClasses> owed_{};  // tokens, by class
-  std::size_t turn_ = 0;                             // the class whose turn it is
-  bool begun_ = false;                               // its turn, with what it adds to what it is owed
+  Memory memory_;
 };
 
 // Tokens of a step, so that it takes about `target` seconds: prompts that come wait for the step that runs. Steps are
@@ -53,16 +61,28 @@ class StepBudget {
  public:
   static constexpr std::int64_t kLeast = 64;
   static constexpr double kWorthwhile = 0.7;
-  // target 0: always `most`.
-  StepBudget(double target, std::int64_t most) : target_(target), most_(most), tokens_(most) {}
-  std::int64_t tokens() const { return tokens_; }
+  struct Memory {
+    double target = 0;  // seconds; 0: always `most`
+    std::int64_t most = 0, tokens = 0;
+    double best = 0;  // tokens per second
+  };
+  StepBudget(double target, std::int64_t most) : memory_{target, most, most} {}
+  explicit StepBudget(const Memory& memory) : memory_(memory) {}
+  const Memory& memory() const { return memory_; }
+  std::int64_t tokens() const { return memory_.tokens; }
   void ran(std::int64_t tokens, double seconds);
 
  private:
-  double target_;
-  std::int64_t most_, tokens_;
-  double best_ = 0;  // tokens per second
+  Memory memory_;
 };
+
+// The sequence that is to give its memory back: the one that came last of those that hold some or wait for nothing.
+// None when that is `but`. `held` in the order in which they came.
+struct Holding {
+  SequenceId sequence;
+  bool holds;
+};
+std::optional<SequenceId> choose_to_set_back(std::span<const Holding> held, SequenceId but);
 
 // Seconds until a prompt of `tokens` tokens to compute has its first token, when `ahead` of every class wait before it:
 // its own class's work at the class's share, and of the others' as much as their shares take meanwhile. 0: nothing is

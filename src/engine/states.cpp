@@ -33,7 +33,10 @@ std::vector<StepPlanItem> Engine::Impl::plan() {
   std::vector<PlanInput> inputs;
   for (const auto& [id, s] : sequences)
     if (s.runs() && s.pending() > 0 && !s.waits && !s.load) inputs.push_back({id, s.next(), s.prompt, s.priority});
-  return planner.plan(inputs, budget.tokens());
+  const StepPlanner::Memory before = planner.memory();
+  auto items = planner.plan(inputs, budget.tokens());
+  if (options.observer != nullptr) options.observer->planned(before, inputs, budget.tokens(), items);
+  return items;
 }
 
 state::Digest Engine::Impl::lineage(const model::Adapter* adapter, const std::string& salt) {
@@ -48,13 +51,14 @@ void Engine::Impl::start(Sequence& s) {
   state::KeptStates::Hit hit = cache.lookup(s.lineage, s.tokens);
   s.known = hit.known;
   s.load = std::move(hit.load);
-  if (!s.load) begin_at(s, std::move(hit.state));
+  if (!s.load) begin_at(s, std::move(hit.state), false);
 }
 
-void Engine::Impl::begin_at(Sequence& s, state::SequenceState state) {
+void Engine::Impl::begin_at(Sequence& s, state::SequenceState state, bool from_disk) {
   s.state = std::move(state);
   s.prompt = class_of(s.pending());
   s.keep = keep_points(s.state.position(), s.known, static_cast<std::int64_t>(s.tokens.size()), interior());
+  if (options.observer != nullptr) options.observer->started(s.id, std::ssize(s.tokens), s.state.position(), from_disk);
   if (s.sampled != 0) return;
   s.cached = s.state.position();
   for (const SequenceId id : s.clones)
@@ -71,7 +75,7 @@ void Engine::Impl::finish_loads() {
         start(s);
         continue;
       }
-      begin_at(s, std::move(*state));
+      begin_at(s, std::move(*state), true);
       keep_copy(s, state::Segment::protected_use);
     }
 }
@@ -142,11 +146,12 @@ void Engine::Impl::start_waiting() {
 }
 
 bool Engine::Impl::set_back_youngest(SequenceId but) {
-  const auto youngest = std::find_if(sequences.rbegin(), sequences.rend(), [](const auto& entry) {
-    return entry.second.state.position() > 0 || (entry.second.runs() && !entry.second.waits);
-  });
-  if (youngest == sequences.rend() || youngest->first == but) return false;
-  Sequence& s = youngest->second;
+  std::vector<Holding> held;
+  for (const auto& [id, one] : sequences) held.push_back({id, one.state.position() > 0 || (one.runs() && !one.waits)});
+  const std::optional<SequenceId> youngest = choose_to_set_back(held, but);
+  if (!youngest) return false;
+  Sequence& s = at(*youngest);
+  std::optional<state::WriteChoice> weighed;
   if (s.load) {  // it holds memory until it has ended
     cache.abandon(*s.load);
     s.load = nullptr;
@@ -154,11 +159,12 @@ bool Engine::Impl::set_back_youngest(SequenceId but) {
   if (s.state.position() > 0) {
     ++counters.set_back;
     const auto done = s.done();  // before its state goes
-    if (options.reuse) cache.set_aside(s.lineage, done, std::move(s.state), tokens_per_second());
+    if (options.reuse) weighed = cache.set_aside(s.lineage, done, std::move(s.state), tokens_per_second());
   }
   s.state.release();
   s.keep.clear();
   s.waits = s.runs();
+  if (options.observer != nullptr) options.observer->set_back(held, but, s.id, weighed);
   return true;
 }
 

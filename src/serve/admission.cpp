@@ -20,4 +20,10 @@ std::optional<std::size_t> next_to_admit(std::span<const WaitingRequest> waiting
   return std::nullopt;
 }
 
+double expected_first_token(std::int64_t tokens, const std::array<std::int64_t, engine::kPromptClasses>& ahead,
+                            double tokens_per_second) {
+  if (std::ranges::all_of(ahead, [](std::int64_t n) { return n == 0; })) return 0;
+  return engine::seconds_to_first_token(tokens, ahead, tokens_per_second);
+}
+
 }  // namespace tidelock::serve

@@ -1,7 +1,9 @@
 // Which waiting request starts next: a pure decision. Private to serve/.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -22,5 +24,10 @@ struct WaitingRequest {
 inline constexpr int kMostPasses = 16;
 std::optional<std::size_t> next_to_admit(std::span<const WaitingRequest> waiting,
                                          const std::function<bool(std::size_t)>& fits);
+
+// Seconds until the first token of a prompt with so many tokens to compute, behind all that is `ahead` of it, by class.
+// 0 where nothing is: to ask again would not help.
+double expected_first_token(std::int64_t tokens, const std::array<std::int64_t, engine::kPromptClasses>& ahead,
+                            double tokens_per_second);
 
 }  // namespace tidelock::serve

@@ -30,8 +30,14 @@ int Generation::retry_after() const {
   return retry_after_;
 }
 
+engine::EngineOptions EngineLoop::observed(const EngineLoopOptions& options) {
+  engine::EngineOptions out = options.engine;
+  if (options.events != nullptr) out.observer = options.events.get();
+  return out;
+}
+
 EngineLoop::EngineLoop(const model::Model& model, Team& team, const EngineLoopOptions& options)
-    : options_(options), engine_(model, team, options.engine), thread_([this] { run(); }) {}
+    : options_(options), engine_(model, team, observed(options)), thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {
   stop();
@@ -220,7 +226,7 @@ void EngineLoop::classify() {
   for (auto& generation : arrived) {
     const Wanted& wanted = generation->wanted_;
     const std::int64_t tokens = engine_.uncached_tokens(wanted.prompt, wanted.adapter, wanted.salt);
-    const double limit = options_.first_token_seconds, expected = limit > 0 ? expected_first_token(tokens) : 0;
+    const double limit = options_.first_token_seconds, expected = limit > 0 ? expect_first_token(tokens) : 0;
     const bool late = expected > limit;
     {
       const std::lock_guard lock(generation->mutex_);
@@ -243,22 +249,28 @@ void EngineLoop::classify() {
   }
 }
 
-// With all that runs and waits before it. 0 where nothing does: to ask again would not help.
-double EngineLoop::expected_first_token(std::int64_t tokens) const {
+// With all that runs and waits before it.
+double EngineLoop::expect_first_token(std::int64_t tokens) const {
   auto ahead = engine_.pending_tokens();
   for (const WaitingRequest& request : queue_) ahead[static_cast<std::size_t>(request.prompt)] += request.tokens;
-  if (std::ranges::all_of(ahead, [](std::int64_t n) { return n == 0; })) return 0;
-  return engine::seconds_to_first_token(tokens, ahead, engine_.prefill_tokens_per_second());
+  const double speed = engine_.prefill_tokens_per_second(), expected = expected_first_token(tokens, ahead, speed);
+  if (options_.events != nullptr)
+    options_.events->expected({tokens, ahead, speed, expected, options_.first_token_seconds});
+  return expected;
+}
+
+bool EngineLoop::fits(const Generation& generation) const {
+  const std::size_t choices = generation.wanted_.choices.size();
+  return running_.empty() ||
+         (running_.size() + choices <= options_.running &&
+          engine_.has_room(std::ssize(generation.wanted_.prompt), static_cast<std::int64_t>(choices)));
 }
 
 void EngineLoop::admit() {
   while (true) {
-    const auto index = next_to_admit(queue_, [this](std::size_t i) {
-      const std::size_t choices = queued_[i]->wanted_.choices.size();
-      return running_.empty() ||
-             (running_.size() + choices <= options_.running &&
-              engine_.has_room(std::ssize(queued_[i]->wanted_.prompt), static_cast<std::int64_t>(choices)));
-    });
+    std::map<std::size_t, bool> fits;
+    const auto index = next_to_admit(queue_, [&](std::size_t i) { return fits[i] = this->fits(*queued_[i]); });
+    if (options_.events != nullptr && !queue_.empty()) options_.events->admitted(queue_, fits, index);
     if (!index) return;
     for (std::size_t i = 0; i < *index; ++i) ++queue_[i].passed;
     const auto place = static_cast<std::ptrdiff_t>(*index);

@@ -15,6 +15,7 @@
 
 #include "engine/engine.hpp"
 #include "serve/admission.hpp"
+#include "serve/event_log.hpp"
 
 namespace tidelock::serve {
 
@@ -67,7 +68,8 @@ struct EngineLoopOptions {
   std::size_t running = 64;   // sequences that run at once
   std::size_t waiting = 256;  // requests that wait for their turn (admission.hpp)
   engine::EngineOptions engine = {.step_seconds = 0.02, .reuse = true};
-  double first_token_seconds = 0;  // requests whose first token is expected later are refused; 0: none
+  double first_token_seconds = 0;              // requests whose first token is expected later are refused; 0: none
+  std::shared_ptr<EventLog> events = nullptr;  // told of every decision, here and in the engine; null: none
 };
 
 // What the loop counts; read by any thread.
@@ -130,7 +132,9 @@ class EngineLoop {
   void count();  // locked
   void admit();
   void classify();
-  double expected_first_token(std::int64_t tokens) const;
+  double expect_first_token(std::int64_t tokens) const;
+  bool fits(const Generation& generation) const;
+  static engine::EngineOptions observed(const EngineLoopOptions& options);
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);

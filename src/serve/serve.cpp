@@ -78,7 +78,8 @@ void serve(const model::Model& model, const model::Tokenizer& tokenizer, std::sh
                                 .reuse = options.reuse,
                                 .disk_folder = options.state_folder,
                                 .disk_limit = options.state_disk_bytes},
-                     .first_token_seconds = options.first_token_seconds});
+                     .first_token_seconds = options.first_token_seconds,
+                     .events = options.event_log.empty() ? nullptr : std::make_shared<EventLog>(options.event_log)});
   if (engine.longest_sequence() < 1)
     fail(ErrorCode::invalid_argument, "state memory of {} holds no sequence of this model",
          bytes_text(options.state_bytes));

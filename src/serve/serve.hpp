@@ -11,6 +11,7 @@
 //   request.cpp      requests to prompts and parameters      messages.cpp   chats in them
 //   answer.cpp       tokens to text, calls and JSON          text_stream.cpp
 //   engine_loop.cpp  the engine's thread                     keys.cpp, metrics.cpp, api_error.cpp, fields.cpp
+//   event_log.cpp    the scheduler's decisions               event_replay.cpp  decides them again
 //   administration.cpp  adapters, pauses                     adapters.cpp
 #pragma once
 
@@ -40,6 +41,7 @@ struct ServeOptions : HttpOptions {
   bool reuse = true;                                // keep states of prompts and answers for those that start alike
   std::filesystem::path state_folder;               // on disk, for kept states; empty: none
   std::uint64_t state_disk_bytes = 0;               // that they may take there
+  std::filesystem::path event_log;                  // file of the scheduler's decisions (event_log.hpp); empty: none
 };
 
 // Serves until SIGINT or SIGTERM, then ends open answers and returns. Throws Error{invalid_argument} for options that

@@ -138,18 +138,21 @@ bool KeptStates::evict() {
   return true;
 }
 
-void KeptStates::set_aside(const Digest& lineage, std::span<const std::int32_t> tokens, SequenceState state,
-                           double tokens_per_second) {
-  if (!disk_ || tokens.empty() || backs_off()) return;
+std::optional<WriteChoice> KeptStates::set_aside(const Digest& lineage, std::span<const std::int32_t> tokens,
+                                                 SequenceState state, double tokens_per_second) {
+  if (!disk_ || tokens.empty() || backs_off()) return std::nullopt;
   const DiskCounters counters = disk_->counters();
   const auto rate = [](std::int64_t bytes, double seconds) {
     return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
   };
-  const Ledger ledger{rate(counters.stored_bytes, counters.store_seconds),
-                      rate(counters.loaded_bytes, counters.load_seconds), tokens_per_second};
-  if (!cheaper_to_write(state.bytes(), std::ssize(tokens), ledger)) return;
+  WriteChoice choice{state.bytes(), std::ssize(tokens)};
+  choice.ledger = {rate(counters.stored_bytes, counters.store_seconds),
+                   rate(counters.loaded_bytes, counters.load_seconds), tokens_per_second};
+  choice.write = cheaper_to_write(choice.bytes, choice.tokens, choice.ledger);
+  if (!choice.write) return choice;
   const auto id = memory_.insert(lineage, tokens, std::move(state), Segment::protected_use);
   if (id && write(*id)) ++written_out_;
+  return choice;
 }
 
 void KeptStates::write_back() {

@@ -38,6 +38,12 @@ struct Ledger {
   double write_bytes_per_second = 0, read_bytes_per_second = 0, tokens_per_second = 0;  // 0: not known yet
 };
 bool cheaper_to_write(std::size_t bytes, std::int64_t tokens, const Ledger& ledger);
+struct WriteChoice {  // one that was made, and from what
+  std::size_t bytes = 0;
+  std::int64_t tokens = 0;
+  Ledger ledger = {};
+  bool write = false;
+};
 
 // Not thread-safe: one thread owns it. The pool must outlive it.
 class KeptStates {
@@ -68,9 +74,9 @@ class KeptStates {
   // Lets go of the state in memory that is worth least. False when there is none. Waits only where every other one is
   // being written.
   bool evict();
-  // Keeps a sequence's state by writing it, if it pays; else drops it.
-  void set_aside(const Digest& lineage, std::span<const std::int32_t> tokens, SequenceState state,
-                 double tokens_per_second);
+  // Keeps a sequence's state by writing it, if it pays; else drops it. Nothing where there is nowhere to write to.
+  std::optional<WriteChoice> set_aside(const Digest& lineage, std::span<const std::int32_t> tokens, SequenceState state,
+                                       double tokens_per_second);
   // Writes ahead. To be called between steps; does not wait.
   void tend();
   // Writes every protected state, the least used first, and waits for it: for an orderly end.

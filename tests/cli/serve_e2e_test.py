@@ -334,6 +334,24 @@ class Hostile(ServeCase):
         for s in sockets:
             s.close()
 
+    def test_the_schedulers_decisions_are_told_and_decided_again(self):
+        log = self.folder / "events"
+        server = self.serve("--event-log", log, "--sequences", 2, "--first-token-limit", 60)
+        threads = [threading.Thread(target=server.chat, kwargs={"seed": i}) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        server.close()
+        shown = self.tidelock("events", log)
+        self.assertRegex(shown.out, r"(?m)^start +6$")
+        self.assertRegex(shown.out, r"(?m)^[1-9]\d+ decided again as they were, 0 not$")
+        log.write_text(log.read_text().replace('"chosen":0', '"chosen":1', 1))
+        shown = self.tidelock("events", log, code=3)
+        self.assertRegex(shown.out, r"(?m)^line \d+: admit: chosen was 1, is 0$")
+        self.refused("events", self.folder / "absent", code=1, says=["absent"])
+        self.refused("serve", NANO, "--event-log", self.folder / "nowhere/events", code=1, says=["nowhere"])
+
     def test_command_line(self):
         self.refused("serve", self.folder / "nope", says=["nope", "does not exist"])
         self.refused("serve", NANO, "--host", "nowhere.example", says=["IP address"])
