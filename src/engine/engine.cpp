@@ -304,9 +304,11 @@ std::size_t Engine::state_bytes_used() const {
   return impl_->pool.used_bytes();
 }
 void Engine::forget() {
+  impl_->abandon_prefetches();
   impl_->cache.forget();
 }
 void Engine::rest() {
+  impl_->abandon_prefetches();
   impl_->cache.leave_memory();
   for (auto& shard : impl_->shards) shard = std::make_unique<Shard>();
   impl_->pool.give_back();

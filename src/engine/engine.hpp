@@ -112,6 +112,14 @@ class Engine {
   // Tokens of this prompt that a sequence added now would have to compute.
   std::int64_t uncached_tokens(std::span<const std::int32_t> prompt,
                                const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt);
+  // Says that a sequence with this prompt will come: what is kept of it on disk is brought up to memory meanwhile, in
+  // the place of what is worth less. Tokens of it that lie in memory now, and that will when this is done (fewer where
+  // there is no room, or too much is on its way already). Does not wait; step() notices the end.
+  struct Prefetched {
+    std::int64_t ready = 0, coming = 0;
+  };
+  Prefetched prefetch(std::span<const std::int32_t> prompt, const std::shared_ptr<const model::Adapter>& adapter,
+                      const std::string& salt);
   // Tokens of prompts that are still to be computed, by class, and how fast that goes (0: not known yet).
   std::array<std::int64_t, kPromptClasses> pending_tokens() const;
   double prefill_tokens_per_second() const;
@@ -140,6 +148,8 @@ class Engine {
     std::int64_t prefill_tokens = 0, decode_tokens = 0, steps = 0;
     std::int64_t set_back = 0;     // times that a sequence lost its state to state_limit
     std::int64_t written_out = 0;  // of these, states that were written to disk rather than dropped
+    std::int64_t prefetches = 0, prefetched_tokens = 0;  // states brought up before they were asked for
+    std::int64_t prefetches_late = 0;  // of them, those that somebody asked for while they were on their way
   };
   Counters counters() const;
   state::PrefixCacheCounters reuse_counters() const;

@@ -45,6 +45,13 @@ struct Sequence {
   }
 };
 
+// A state on its way from disk for a sequence to come.
+struct Prefetch {
+  state::Digest lineage;
+  std::vector<std::int32_t> prompt;
+  std::shared_ptr<state::StateLoad> load;
+};
+
 // One pass over some of the step's sequences, with its own working memory.
 struct Shard {
   std::vector<Sequence*> sequences;
@@ -63,6 +70,7 @@ struct Engine::Impl {
   state::Pool pool;
   state::KeptStates cache;
   std::map<SequenceId, Sequence> sequences;
+  std::vector<Prefetch> prefetches;
   SequenceId next_id = 1;
   std::vector<std::unique_ptr<Shard>> shards;
   Counters counters;
@@ -81,8 +89,12 @@ struct Engine::Impl {
   // Starts a sequence's tokens from the deepest kept state, or begins to bring that up from disk.
   void start(Sequence& s);
   void begin_at(Sequence& s, state::SequenceState state, bool from_disk);
+  // What is on its way for a prompt like the sequence's, if that is the deepest that there is.
+  std::shared_ptr<state::StateLoad> take_prefetch(const Sequence& s);
   // Sequences whose state has come go on with it, and it is kept in memory, too; one that failed looks again.
   void finish_loads();
+  void finish_prefetches();
+  void abandon_prefetches();  // waits for them
   // Whether there was a load to wait for.
   bool wait_for_load();
   // Between kept states inside a prompt: as many tokens as weigh 0.6 of a recurrent part (state/ spec, 1.4).

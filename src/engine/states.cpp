@@ -45,9 +45,65 @@ state::Digest Engine::Impl::lineage(const model::Adapter* adapter, const std::st
   return state::lineage(parts);
 }
 
+std::shared_ptr<state::StateLoad> Engine::Impl::take_prefetch(const Sequence& s) {
+  for (auto it = prefetches.begin(); it != prefetches.end(); ++it) {
+    const std::int64_t position = state::KeptStates::position_of(*it->load);
+    if (it->lineage != s.lineage || position >= std::ssize(s.tokens) ||
+        !std::equal(it->prompt.begin(), it->prompt.begin() + position, s.tokens.begin()) ||
+        position < cache.reach(s.lineage, s.tokens))
+      continue;
+    auto load = std::move(it->load);
+    prefetches.erase(it);
+    ++counters.prefetches_late;
+    return load;
+  }
+  return nullptr;
+}
+
+void Engine::Impl::finish_prefetches() {
+  std::erase_if(prefetches, [&](Prefetch& one) {
+    if (!state::KeptStates::done(*one.load)) return false;
+    const std::int64_t tokens = state::KeptStates::position_of(*one.load);
+    if (cache.keep(one.lineage, one.prompt, *one.load)) counters.prefetched_tokens += tokens;
+    return true;
+  });
+}
+
+void Engine::Impl::abandon_prefetches() {
+  for (Prefetch& one : prefetches) cache.abandon(*one.load);
+  prefetches.clear();
+}
+
+Engine::Prefetched Engine::prefetch(std::span<const std::int32_t> prompt,
+                                    const std::shared_ptr<const model::Adapter>& adapter, const std::string& salt) {
+  constexpr std::size_t kMost = 8;         // at once
+  constexpr std::size_t kLargestPart = 4;  // of the memory for states: a hint must not push everything out
+  Impl& impl = *impl_;
+  if (!impl.options.reuse || prompt.empty()) return {};
+  impl.finish_prefetches();
+  const state::Digest lineage = Impl::lineage(adapter.get(), salt);
+  const auto depth = impl.cache.depth(lineage, prompt);
+  const Prefetched no{depth.memory, depth.memory};
+  if (depth.disk == 0) return no;
+  for (const Prefetch& one : impl.prefetches)
+    if (one.lineage == lineage && std::ranges::equal(one.prompt, prompt))
+      return {depth.memory, state::KeptStates::position_of(*one.load)};
+  const std::size_t bytes = impl.bytes_of(depth.disk);
+  if (impl.prefetches.size() >= kMost || bytes > impl.pool.limit() / kLargestPart || !impl.make_room(bytes)) return no;
+  if (impl.cache.depth(lineage, prompt).disk != depth.disk) return no;  // making room has changed what there is
+  impl.prefetches.push_back({lineage, {prompt.begin(), prompt.end()}, impl.cache.bring_up(lineage, prompt)});
+  ++impl.counters.prefetches;
+  return {depth.memory, depth.disk};
+}
+
 void Engine::Impl::start(Sequence& s) {
   s.waits = false;
   if (!options.reuse) return;
+  s.load = take_prefetch(s);
+  if (s.load) {
+    s.known = state::KeptStates::position_of(*s.load) / numerics::kBlockTokens * numerics::kBlockTokens;
+    return;
+  }
   state::KeptStates::Hit hit = cache.lookup(s.lineage, s.tokens);
   s.known = hit.known;
   s.load = std::move(hit.load);
@@ -66,6 +122,7 @@ void Engine::Impl::begin_at(Sequence& s, state::SequenceState state, bool from_d
 }
 
 void Engine::Impl::finish_loads() {
+  finish_prefetches();
   for (auto& [id, s] : sequences)
     while (s.load && state::KeptStates::done(*s.load)) {
       const auto load = std::move(s.load);

@@ -140,6 +140,17 @@ void EngineLoop::forget() {
   done.wait();
 }
 
+engine::Engine::Prefetched EngineLoop::prefetch(Wanted wanted) {
+  std::future<engine::Engine::Prefetched> done;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return {};
+    done = hints_.emplace_back(Hint{std::move(wanted), {}}).done.get_future();
+  }
+  changed_.notify_one();
+  return done.get();
+}
+
 void EngineLoop::count() {
   counters_.running = static_cast<std::int64_t>(running_.size());
   counters_.state_bytes = static_cast<std::int64_t>(engine_.state_bytes());
@@ -148,12 +159,15 @@ void EngineLoop::count() {
   counters_.steps = counted.steps;
   counters_.set_back = counted.set_back;
   counters_.written_out = counted.written_out;
+  counters_.prefetches = counted.prefetches;
+  counters_.prefetched_tokens = counted.prefetched_tokens;
+  counters_.prefetches_late = counted.prefetches_late;
   counters_.reuse = engine_.reuse_counters();
   counters_.disk = engine_.disk_counters();
 }
 
 bool EngineLoop::has_work() const {
-  if (stop_ || abort_ || !cancels_.empty() || !forgets_.empty()) return true;
+  if (stop_ || abort_ || !cancels_.empty() || !forgets_.empty() || !hints_.empty()) return true;
   if (rest_ && running_.empty()) return true;
   if (pause_) return *pause_ == Pause::wait && !running_.empty();
   return waiting_ > 0 || !running_.empty();
@@ -164,10 +178,16 @@ std::optional<EngineLoop::Orders> EngineLoop::next_orders() {
   std::unique_lock lock(mutex_);
   count();
   changed_.wait(lock, [this] { return has_work(); });
-  Orders orders{std::exchange(cancels_, {}),      std::exchange(forgets_, {}), std::exchange(abort_, false),
-                pause_ && *pause_ != Pause::wait, pause_.has_value(),          rest_};
+  Orders orders{std::exchange(cancels_, {}),
+                std::exchange(forgets_, {}),
+                std::exchange(hints_, {}),
+                std::exchange(abort_, false),
+                pause_ && *pause_ != Pause::wait,
+                pause_.has_value(),
+                rest_};
   if (!stop_) return orders;
   for (auto& forget : orders.forgets) forget.set_value();
+  for (Hint& hint : orders.hints) hint.done.set_value({});
   return std::nullopt;
 }
 
@@ -178,11 +198,13 @@ void EngineLoop::run() {
     if (orders->abort) give_up_all("an administrator paused the server", false);
     if (!orders->forgets.empty()) engine_.forget();
     for (auto& forget : orders->forgets) forget.set_value();
+    take_hints(orders->hints);
     if (orders->rest && running_.empty()) fall_asleep();
     if (orders->stand_still) continue;
     if (!orders->no_more) {
       classify();
       admit();
+      prefetch_queued();
     }
     try {
       deliver(engine_.step());
@@ -195,6 +217,29 @@ void EngineLoop::run() {
     }
   }
   wind_up();
+}
+
+void EngineLoop::take_hints(std::vector<Hint>& hints) {
+  bool asleep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    asleep = counters_.asleep || rest_;
+  }
+  for (Hint& hint : hints) {
+    const Wanted& wanted = hint.wanted;
+    hint.done.set_value(asleep ? engine::Engine::Prefetched{}
+                               : engine_.prefetch(wanted.prompt, wanted.adapter, wanted.salt));
+  }
+}
+
+// Those that are next, while they wait for room.
+void EngineLoop::prefetch_queued() {
+  constexpr std::size_t kNext = 4;
+  if (options_.engine.disk_folder.empty()) return;
+  for (std::size_t i = 0; i < std::min(kNext, queued_.size()); ++i) {
+    const Wanted& wanted = queued_[i]->wanted_;
+    if (!std::exchange(queued_[i]->prefetched_, true)) engine_.prefetch(wanted.prompt, wanted.adapter, wanted.salt);
+  }
 }
 
 void EngineLoop::fall_asleep() {

@@ -57,6 +57,7 @@ class Generation {
   const Wanted wanted_;
   const std::function<void()> wake_;
   std::vector<engine::SequenceId> ids_;  // of the engine's thread
+  bool prefetched_ = false;              // of the engine's thread
   mutable std::mutex mutex_;
   std::vector<SampledToken> tokens_;
   std::string failure_;
@@ -78,6 +79,7 @@ struct EngineLoopCounters {
   bool paused = false, asleep = false;
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0, refused = 0;
   std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
+  std::int64_t prefetches = 0, prefetched_tokens = 0, prefetches_late = 0;
   state::PrefixCacheCounters reuse;
   state::DiskCounters disk;
 };
@@ -112,6 +114,8 @@ class EngineLoop {
   void sleep(Pause mode);
   // Forgets every kept state, on disk too. Returns when that is done: after the step that runs.
   void forget();
+  // See engine::Engine::prefetch; returns after the step that runs. Nothing happens while the loop sleeps.
+  engine::Engine::Prefetched prefetch(Wanted wanted);
 
   std::int64_t longest_sequence() const { return engine_.longest_sequence(); }
   EngineLoopCounters counters() const;
@@ -121,9 +125,14 @@ class EngineLoop {
     std::shared_ptr<Generation> generation;
     std::optional<std::size_t> choice;
   };
+  struct Hint {
+    Wanted wanted;
+    std::promise<engine::Engine::Prefetched> done;
+  };
   struct Orders {  // for the engine's thread
     std::vector<Cancel> cancels;
     std::vector<std::promise<void>> forgets;
+    std::vector<Hint> hints;
     bool abort = false, stand_still = false, no_more = false, rest = false;
   };
   void run();
@@ -138,6 +147,8 @@ class EngineLoop {
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);
   void deliver(const std::vector<engine::Event>& events);
+  void take_hints(std::vector<Hint>& hints);
+  void prefetch_queued();
   void fall_asleep();
   void wind_up();
   void give_up_all(const std::string& why, bool spoilt);
@@ -159,6 +170,7 @@ class EngineLoop {
   std::size_t waiting_ = 0;                           // these and queued_
   std::vector<Cancel> cancels_;
   std::vector<std::promise<void>> forgets_;
+  std::vector<Hint> hints_;
   std::optional<Pause> pause_;
   bool abort_ = false, rest_ = false;  // still to be done
   bool stop_ = false;

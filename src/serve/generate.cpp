@@ -145,6 +145,10 @@ asio::awaitable<void> produce(Work& work) {
 
 }  // namespace
 
+std::string tenant_salt(const std::string& tenant, const std::string& salt) {
+  return fmt::format("{}:{}{}", tenant.size(), tenant, salt);
+}
+
 asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat,
                                const std::string& tenant) {
   using namespace asio::experimental::awaitable_operators;
@@ -152,7 +156,7 @@ asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpReque
                                 : read_completion_request(request.body(), service.context);
   if (wanted.stream && request.version() < 11)
     throw ApiError(400, "unsupported_value", "streaming needs HTTP/1.1", "stream");
-  wanted.cache_salt = fmt::format("{}:{}{}", tenant.size(), tenant, wanted.cache_salt);
+  wanted.cache_salt = tenant_salt(tenant, wanted.cache_salt);
   std::unique_ptr<Work> work;
   try {
     work = std::make_unique<Work>(service, stream, request, std::move(wanted));

@@ -63,6 +63,11 @@ void write_disk(const One& one, const EngineLoopCounters& engine) {
   one("tidelock_disk_loads_corrupt_total", "counter", "Loads whose checksums failed.", disk.loads_corrupt);
   one("tidelock_disk_loads_failed_total", "counter", "Loads that the system could not read.", disk.loads_failed);
   one("tidelock_disk_evicted_total", "counter", "States that had to leave the disk.", disk.evicted);
+  one("tidelock_prefetches_total", "counter", "States brought up before anybody asked for them.", engine.prefetches);
+  one("tidelock_prefetched_tokens_total", "counter", "Tokens that those stand for that came.",
+      engine.prefetched_tokens);
+  one("tidelock_prefetches_late_total", "counter", "Of them, those that were asked for on their way.",
+      engine.prefetches_late);
   one("tidelock_sequences_written_out_total", "counter", "Sequences set back whose state went to disk.",
       engine.written_out);
 }

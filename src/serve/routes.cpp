@@ -1,5 +1,6 @@
 // Which path does what, but for generations.
 #include "model/json.hpp"
+#include "serve/fields.hpp"
 #include "serve/service.hpp"
 
 namespace tidelock::serve {
@@ -38,6 +39,23 @@ Reply detokenize_route(Service& service, const HttpRequest& request) {
   return {200, detokenize(request.body(), service.context)};
 }
 
+// The body is that of the request to come.
+Reply prefetch_route(Service& service, const HttpRequest& request) {
+  const Keys::Ticket ticket = service.keys.enter(std::string(request[http::field::authorization]));
+  const bool chat = parse_body(request.body()).contains("messages");
+  GenerateRequest coming = chat ? read_chat_request(request.body(), service.context)
+                                : read_completion_request(request.body(), service.context);
+  Wanted wanted{
+      std::move(coming.prompt), {}, tenant_salt(ticket.tenant(), coming.cache_salt), 0, coming.weights.adapter};
+  const std::int64_t tokens = std::ssize(wanted.prompt);
+  const auto found = service.engine.prefetch(std::move(wanted));
+  return {200, Json{{"object", "prefetch"},
+                    {"prompt_tokens", tokens},
+                    {"ready_tokens", found.ready},
+                    {"coming_tokens", found.coming}}
+                   .dump()};
+}
+
 struct RouteEntry {
   const char* path;
   http::verb verb;
@@ -48,6 +66,7 @@ constexpr RouteEntry kRoutes[] = {
     {"/v1/chat/completions", http::verb::post, nullptr},
     {"/v1/completions", http::verb::post, nullptr},
     {"/v1/models", http::verb::get, list_models},
+    {"/v1/prefetch", http::verb::post, prefetch_route},
     {"/health", http::verb::get, health},
     {"/metrics", http::verb::get, metrics},
     {"/tokenize", http::verb::post, tokenize_route},

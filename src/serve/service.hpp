@@ -57,6 +57,9 @@ Reply sleep_status_route(Service& service, const HttpRequest& request);
 Reply forget_route(Service& service, const HttpRequest& request);
 bool is_administration(const HttpRequest& request);
 
+// What keeps a tenant's states apart from those of others, and its own salts apart from each other.
+std::string tenant_salt(const std::string& tenant, const std::string& salt);
+
 // A generation from its request to its last byte. False when the client went away. Throws ApiError before anything was
 // sent. `tenant`: the key's name; states of sequences are reused within one tenant only.
 asio::awaitable<bool> generate(Service& service, Stream& stream, const HttpRequest& request, bool chat,

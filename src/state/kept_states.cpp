@@ -26,20 +26,35 @@ KeptStates::KeptStates(Pool& pool, const std::optional<DiskOptions>& disk)
     : pool_(pool), memory_(pool), disk_(disk ? std::make_unique<DiskTier>(pool, *disk) : nullptr) {}
 KeptStates::~KeptStates() = default;
 
+KeptStates::Depth KeptStates::depth(const Digest& lineage, std::span<const std::int32_t> prompt) {
+  Depth out;
+  if (prompt.empty()) return out;
+  out.memory = memory_.reach(lineage, prompt).position;
+  if (!disk_) return out;
+  take_news();
+  const std::int64_t below = disk_->reach(lineage, prompt.first(prompt.size() - 1));
+  // Less than a block more is computed sooner than it is read.
+  if (below > 0 && (out.memory == 0 || below >= out.memory + static_cast<std::int64_t>(kBlockTokens))) out.disk = below;
+  return out;
+}
+
+std::shared_ptr<StateLoad> KeptStates::bring_up(const Digest& lineage, std::span<const std::int32_t> prompt) {
+  return disk_->load(lineage, prompt.first(prompt.size() - 1), memory_.reach(lineage, prompt).blocks);
+}
+
+bool KeptStates::keep(const Digest& lineage, std::span<const std::int32_t> prompt, StateLoad& load) {
+  auto state = disk_->finish(load);
+  if (!state) return false;
+  const auto tokens = prompt.first(static_cast<std::size_t>(state->position()));
+  insert(lineage, tokens, std::move(*state), Segment::protected_use);
+  return true;
+}
+
 KeptStates::Hit KeptStates::lookup(const Digest& lineage, std::span<const std::int32_t> prompt) {
-  if (disk_ && !prompt.empty()) {
-    take_news();
-    const auto usable = prompt.first(prompt.size() - 1);
-    const std::int64_t below = disk_->reach(lineage, usable);
-    // Less than a block more is computed sooner than it is read.
-    if (below > 0) {
-      const PrefixCache::Reach here = memory_.reach(lineage, prompt);
-      if (here.position == 0 || below >= here.position + static_cast<std::int64_t>(kBlockTokens)) {
-        const auto blocks = static_cast<std::size_t>(below) / kBlockTokens;
-        const std::int64_t known = static_cast<std::int64_t>(std::max(here.blocks.size(), blocks) * kBlockTokens);
-        return {SequenceState(pool_), known, disk_->load(lineage, usable, here.blocks)};
-      }
-    }
+  if (const Depth found = depth(lineage, prompt); found.disk > 0) {
+    const std::size_t blocks =
+        std::max(memory_.reach(lineage, prompt).blocks.size(), static_cast<std::size_t>(found.disk) / kBlockTokens);
+    return {SequenceState(pool_), static_cast<std::int64_t>(blocks * kBlockTokens), bring_up(lineage, prompt)};
   }
   PrefixCache::Hit hit = memory_.lookup(lineage, prompt);
   return {std::move(hit.state), hit.known, nullptr};
@@ -53,6 +68,10 @@ std::int64_t KeptStates::reach(const Digest& lineage, std::span<const std::int32
 
 bool KeptStates::done(const StateLoad& load) {
   return load.done();
+}
+
+std::int64_t KeptStates::position_of(const StateLoad& load) {
+  return load.position();
 }
 
 void KeptStates::wait(const StateLoad& load) {

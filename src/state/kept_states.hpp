@@ -60,11 +60,21 @@ class KeptStates {
     std::shared_ptr<StateLoad> load;  // not null: a deeper state is brought up from disk
   };
   Hit lookup(const Digest& lineage, std::span<const std::int32_t> prompt);
+  // How deep states for this prompt lie: in memory, and on disk where that is worth a load. Changes nothing.
+  struct Depth {
+    std::int64_t memory = 0, disk = 0;
+  };
+  Depth depth(const Digest& lineage, std::span<const std::int32_t> prompt);
+  // Begins to bring up what depth() says of the disk, which is not 0, before anybody asks for it.
+  std::shared_ptr<StateLoad> bring_up(const Digest& lineage, std::span<const std::int32_t> prompt);
+  // Keeps what such a load brought, once it has ended, as a state in memory. False: it failed.
+  bool keep(const Digest& lineage, std::span<const std::int32_t> prompt, StateLoad& load);
   // Tokens that lookup() would find, in memory or below. Changes nothing.
   std::int64_t reach(const Digest& lineage, std::span<const std::int32_t> prompt);
   // Of a load: whether it has ended; to wait for that; and, then, what it brought for a prompt of so many tokens.
   // Nothing: it failed, look up again.
   static bool done(const StateLoad& load);
+  static std::int64_t position_of(const StateLoad& load);  // of the state that it brings
   void wait(const StateLoad& load);
   std::optional<SequenceState> finish(StateLoad& load, std::int64_t asked_tokens);
   void abandon(StateLoad& load);  // waits; its memory is free then

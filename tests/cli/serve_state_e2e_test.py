@@ -263,6 +263,27 @@ class Reuse(ServeCase):
         again = self.serve("--state-dir", folder)
         self.assertEqual(self.cached(again, prompt)[0], known)
 
+    def test_a_hint_brings_states_up_before_they_are_asked_for(self):
+        folder = self.states()
+        first = self.serve("--state-dir", folder)
+        expected = self.cached(first, self.PROMPT)[1]
+        first.close()
+        again = self.serve("--state-dir", folder)
+        coming = {"model": "nano", "prompt": self.PROMPT, "max_tokens": 4}
+        response, hint = again.ask("POST", "/v1/prefetch", coming)
+        self.assertEqual((response.status, hint), (200, {"object": "prefetch", "prompt_tokens": len(self.PROMPT),
+                                                         "ready_tokens": 0, "coming_tokens": 256}))  # fmt: skip
+        self.eventually(lambda: again.ask("POST", "/v1/prefetch", coming)[1]["ready_tokens"] != 256, "it does not come")
+        self.assertEqual(self.cached(again, self.PROMPT), (256, expected))
+        self.assertEqual(again.metric("tidelock_disk_loads_total"), 1)
+        self.assertEqual(again.metric("tidelock_prefetches_total"), 1)
+        self.assertEqual(again.metric("tidelock_prefetched_tokens_total"), 256)
+        chat = {"model": "nano", "messages": [{"role": "user", "content": "x"}]}
+        self.assertEqual(again.ask("POST", "/v1/prefetch", chat)[1]["coming_tokens"], 0)
+        self.assertEqual(again.ask("POST", "/v1/prefetch", {**coming, "model": "other"})[0].status, 404)
+        self.assertEqual(again.ask("POST", "/v1/prefetch", {"model": "nano"})[0].status, 400)
+        self.assertEqual(again.ask("GET", "/v1/prefetch")[0].status, 405)
+
     def test_spoilt_states_are_misses(self):
         folder = self.states()
         first = self.serve("--state-dir", folder)

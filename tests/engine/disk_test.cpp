@@ -2,6 +2,7 @@
 // nothing, wherever its state lay and whatever the disk did.
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "base/base.hpp"
 #include "engine/engine.hpp"
@@ -166,6 +167,59 @@ TEST_P(Disk, AnyTrafficUnderAnyLimitChangesNoBit) {
   }
   EXPECT_GT(loads, 3);
   EXPECT_GT(set_back, 0);
+}
+
+TEST_P(Disk, AHintBringsUpWhatIsAskedForLater) {
+  const Tokens prompt = random_tokens(150, 1), other = random_tokens(150, 2);
+  {
+    Engine engine(*model, solo_team(), on_disk());
+    run(engine, prompt, params(1, 3));
+    engine.write_back();
+  }
+  Engine engine(*model, solo_team(), on_disk(bytes_for(300, 6)));
+  EXPECT_EQ(engine.prefetch(other, nullptr, "").coming, 0) << "nothing is known of it";
+  EXPECT_EQ(engine.prefetch(prompt, nullptr, "salt").coming, 0);
+  EXPECT_EQ(engine.prefetch({}, nullptr, "").coming, 0);
+  const auto hint = engine.prefetch(prompt, nullptr, "");
+  EXPECT_EQ(hint.ready, 0);
+  EXPECT_GE(hint.coming, 64);
+  EXPECT_LT(hint.coming, 150);
+  for (int i = 0; i < 10000 && engine.counters().prefetched_tokens == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(engine.prefetch(prompt, nullptr, "").coming, hint.coming) << "once is enough";
+  }
+  EXPECT_EQ(engine.prefetch(prompt, nullptr, "").ready, hint.coming);
+  EXPECT_EQ(engine.counters().prefetches, 1);
+  const auto loads = engine.disk_counters().loads;
+  EXPECT_EQ(run(engine, prompt, params(2, 5)), cold(prompt, params(2, 5)));
+  EXPECT_EQ(engine.reuse_counters().hit_tokens, hint.coming);
+  EXPECT_EQ(engine.disk_counters().loads, loads) << "it was not read twice";
+  EXPECT_EQ(engine.counters().prefetches_late, 0);
+}
+
+TEST_P(Disk, AHintThatComesLateIsWaitedForAndOneThatIsNotAskedForIsLetGo) {
+  const Tokens prompt = random_tokens(150, 1);
+  {
+    Engine engine(*model, solo_team(), on_disk());
+    run(engine, prompt, params(1, 3));
+    engine.write_back();
+  }
+  {
+    Engine engine(*model, solo_team(), on_disk());
+    const auto coming = engine.prefetch(prompt, nullptr, "").coming;
+    EXPECT_EQ(run(engine, prompt, params(2, 5)), cold(prompt, params(2, 5)));  // takes it over
+    EXPECT_EQ(engine.counters().prefetches_late, 1);
+    EXPECT_EQ(engine.disk_counters().loads, 1);
+    EXPECT_EQ(engine.reuse_counters().hit_tokens, coming);
+  }
+  Engine engine(*model, solo_team(), on_disk());
+  engine.prefetch(prompt, nullptr, "");
+  engine.rest();
+  EXPECT_EQ(engine.state_bytes(), 0U);
+  engine.prefetch(prompt, nullptr, "");
+  engine.forget();
+  EXPECT_EQ(engine.prefetch(prompt, nullptr, "").coming, 0);
+  EXPECT_EQ(run(engine, prompt, params(2, 5)), cold(prompt, params(2, 5)));
 }
 
 TEST_P(Disk, StatesOfOtherWeightsAreNeverUsed) {

@@ -46,6 +46,7 @@ class Reuse : public ::testing::TestWithParam<model::testing::Variant> {
     };
     using model::testing::random_tokens;
     std::vector<Request> running;
+    Random hints(seed + 1000);  // of its own: what comes and goes is the same with hints as without
     std::map<SequenceId, Sampled> sampled;
     int left = 14;
     for (int steps = 0; left > 0 || !running.empty(); ++steps) {
@@ -55,6 +56,7 @@ class Reuse : public ::testing::TestWithParam<model::testing::Variant> {
         const Tokens rest = random_tokens(1 + random.below(30), 100 + random.below(5));
         prompt.insert(prompt.end(), rest.begin(), rest.end());
         const SamplingParams p = params(random.below(3), 1 + random.below(30));
+        if (hints.below(2) == 0) engine.prefetch(prompt, nullptr, "");
         running.push_back({prompt, p, engine.add(prompt, std::span(&p, 1)).front()});
         --left;
       }
