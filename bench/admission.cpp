@@ -51,7 +51,8 @@ Outcome run(const model::Model& model, Team& team, const Options& o, std::int64_
   Outcome out;
   const auto start = std::chrono::steady_clock::now();
   while (ended < o.sequences) {
-    while (begun < o.sequences && running < cap && (running == 0 || engine.has_room(100, 1))) {
+    while (begun < o.sequences && running < cap &&
+           (running == 0 || engine.room_for(100, 1, engine::PromptClass::brief) == engine::Engine::Room::enough)) {
       Random random(static_cast<std::uint64_t>(begun));
       std::vector<std::int32_t> prompt(100);
       for (auto& t : prompt) t = static_cast<std::int32_t>(7 + random.below(400));

@@ -223,15 +223,19 @@ void Engine::check_fits(std::int64_t prompt_tokens, std::span<const SamplingPara
          bytes_text(bytes), bytes_text(impl_->options.state_limit), longest_sequence());
 }
 
-bool Engine::has_room(std::int64_t prompt_tokens, std::int64_t sequences) const {
+Engine::Room Engine::room_for(std::int64_t prompt_tokens, std::int64_t sequences, PromptClass prompt) const {
   std::size_t live = 0;
+  std::array<std::size_t, kPromptClasses> held{};
   for (const auto& [id, s] : impl_->sequences) {
-    live += std::max(s.state.bytes(), impl_->bytes_of(static_cast<std::int64_t>(s.tokens.size())));
+    const std::size_t bytes = std::max(s.state.bytes(), impl_->bytes_of(static_cast<std::int64_t>(s.tokens.size())));
+    live += bytes;
+    held[static_cast<std::size_t>(s.prompt)] += bytes;
   }
   const std::size_t limit = impl_->options.state_limit,
                     wanted =
                         impl_->bytes_of(prompt_tokens) + static_cast<std::size_t>(sequences - 1) * impl_->fork_bytes();
-  return live <= limit && wanted <= limit - live;
+  if (!within_cap(prompt, wanted, held, limit)) return Room::capped;
+  return live <= limit && wanted <= limit - live ? Room::enough : Room::none;
 }
 
 void Engine::remove(SequenceId id, bool spoilt) {

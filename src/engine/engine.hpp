@@ -127,8 +127,10 @@ class Engine {
   // model's context.
   std::int64_t longest_sequence() const;
   void check_fits(std::int64_t prompt_tokens, std::span<const SamplingParams> params) const;
-  // Whether a group of `sequences` with this prompt can start beside those that run without setting one back.
-  bool has_room(std::int64_t prompt_tokens, std::int64_t sequences) const;
+  // Whether a group of `sequences` with this prompt, of this class, can start beside those that run without setting one
+  // back; `capped`: there may be room, but not for its class (within_cap).
+  enum class Room : std::uint8_t { enough, none, capped };
+  Room room_for(std::int64_t prompt_tokens, std::int64_t sequences, PromptClass prompt) const;
   // Appends given tokens (a tool's observation) to a stopped sequence and lets it go on.
   void append(SequenceId id, std::span<const std::int32_t> tokens);
   // Ends a sequence. Its state is kept for others where the engine reuses states, unless it is `spoilt`: a step that

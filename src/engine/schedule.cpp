@@ -39,6 +39,15 @@ PromptClass class_of(std::int64_t uncached_tokens) {
   return PromptClass::huge;
 }
 
+bool within_cap(PromptClass prompt, std::size_t wanted, const std::array<std::size_t, kPromptClasses>& held,
+                std::size_t limit) {
+  if (prompt == PromptClass::brief) return true;
+  std::size_t together = 0;
+  for (std::size_t c = index_of(prompt); c < kPromptClasses; ++c) together += held[c];
+  const double cap = kMemoryCaps[index_of(prompt)] * static_cast<double>(limit);
+  return together == 0 || static_cast<double>(together) + static_cast<double>(wanted) <= cap;
+}
+
 std::vector<StepPlanItem> StepPlanner::plan(std::span<const PlanInput> sequences, std::int64_t token_budget) {
   std::vector<StepPlanItem> plan;
   std::array<std::vector<std::size_t>, kPromptClasses> queues;  // indices into the plan, whose tokens grow from 0

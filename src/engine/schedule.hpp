@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -21,6 +22,15 @@ inline constexpr std::size_t kPromptClasses = 4;
 PromptClass class_of(std::int64_t uncached_tokens);
 // Shares of a step's prefill when all classes have work; work that a class does not have goes to the others.
 inline constexpr std::array<std::int64_t, kPromptClasses> kClassShares{64, 16, 4, 1};
+
+// Of the memory for states, what sequences of a class and of the larger ones may hold together, so that there is always
+// some that only smaller ones take.
+inline constexpr std::array<double, kPromptClasses> kMemoryCaps{1, 0.9, 0.75, 0.6};
+// Whether one more of this class may have `wanted` bytes when every class holds so many; the smallest class always may,
+// as far as there is room. One that would be the only one of its class and the larger ones may have all: it could never
+// run otherwise.
+bool within_cap(PromptClass prompt, std::size_t wanted, const std::array<std::size_t, kPromptClasses>& held,
+                std::size_t limit);
 
 struct StepPlanItem {
   SequenceId sequence;

@@ -7,16 +7,19 @@
 namespace tidelock::serve {
 
 std::optional<std::size_t> next_to_admit(std::span<const WaitingRequest> waiting,
-                                         const std::function<bool(std::size_t)>& fits) {
-  if (waiting.empty()) return std::nullopt;
+                                         const std::function<Room(std::size_t)>& room) {
   std::vector<std::size_t> order(waiting.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, {}, [&](std::size_t i) { return waiting[i].priority; });
-  const std::size_t first = order.front();
-  if (fits(first)) return first;
-  if (waiting[first].passed >= kMostPasses) return std::nullopt;
-  for (const std::size_t i : order)
-    if (waiting[i].prompt < waiting[first].prompt && fits(i)) return i;
+  std::optional<std::size_t> first;  // that has no room
+  for (const std::size_t i : order) {
+    if (first && waiting[i].prompt >= waiting[*first].prompt) continue;
+    const Room found = room(i);
+    if (found == Room::enough) return i;
+    if (found == Room::capped || first) continue;
+    first = i;
+    if (waiting[i].passed >= kMostPasses) return std::nullopt;
+  }
   return std::nullopt;
 }
 

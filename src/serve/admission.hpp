@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "engine/engine.hpp"
 #include "engine/schedule.hpp"
 
 namespace tidelock::serve {
@@ -19,11 +20,13 @@ struct WaitingRequest {
   std::int64_t tokens = 0;  // of the prompt, that have to be computed
 };
 
-// By priority, then in the given order, in which they came. While the first of them does not fit, one of a smaller
-// class that does may pass it - kMostPasses times, so that it does not wait for ever. An index, or none.
+// By priority, then in the given order, in which they came. Those that their class's cap holds back are as if they were
+// not there. While the first of the others has no room, one of a smaller class that has may pass it - kMostPasses
+// times, so that it does not wait for ever. An index, or none.
+using Room = engine::Engine::Room;
 inline constexpr int kMostPasses = 16;
 std::optional<std::size_t> next_to_admit(std::span<const WaitingRequest> waiting,
-                                         const std::function<bool(std::size_t)>& fits);
+                                         const std::function<Room(std::size_t)>& room);
 
 // Seconds until the first token of a prompt with so many tokens to compute, behind all that is `ahead` of it, by class.
 // 0 where nothing is: to ask again would not help.

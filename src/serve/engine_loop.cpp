@@ -304,20 +304,21 @@ double EngineLoop::expect_first_token(std::int64_t tokens) const {
   return expected;
 }
 
-bool EngineLoop::fits(const Generation& generation) const {
-  const std::size_t choices = generation.wanted_.choices.size();
-  return running_.empty() ||
-         (running_.size() + choices <= options_.running &&
-          engine_.has_room(std::ssize(generation.wanted_.prompt), static_cast<std::int64_t>(choices)));
+Room EngineLoop::room_for(std::size_t queued) const {
+  const Wanted& wanted = queued_[queued]->wanted_;
+  if (running_.empty()) return Room::enough;
+  if (running_.size() + wanted.choices.size() > options_.running) return Room::none;
+  return engine_.room_for(std::ssize(wanted.prompt), std::ssize(wanted.choices), queue_[queued].prompt);
 }
 
 void EngineLoop::admit() {
   while (true) {
-    std::map<std::size_t, bool> fits;
-    const auto index = next_to_admit(queue_, [&](std::size_t i) { return fits[i] = this->fits(*queued_[i]); });
-    if (options_.events != nullptr && !queue_.empty()) options_.events->admitted(queue_, fits, index);
+    std::map<std::size_t, Room> rooms;
+    const auto index = next_to_admit(queue_, [&](std::size_t i) { return rooms[i] = room_for(i); });
+    if (options_.events != nullptr && !queue_.empty()) options_.events->admitted(queue_, rooms, index);
     if (!index) return;
-    for (std::size_t i = 0; i < *index; ++i) ++queue_[i].passed;
+    for (std::size_t i = 0; i < *index; ++i)
+      if (const auto asked = rooms.find(i); asked == rooms.end() || asked->second != Room::capped) ++queue_[i].passed;
     const auto place = static_cast<std::ptrdiff_t>(*index);
     const auto next = queued_[*index];
     queue_.erase(queue_.begin() + place);

@@ -142,7 +142,7 @@ class EngineLoop {
   void admit();
   void classify();
   double expect_first_token(std::int64_t tokens) const;
-  bool fits(const Generation& generation) const;
+  Room room_for(std::size_t queued) const;  // index into queue_
   static engine::EngineOptions observed(const EngineLoopOptions& options);
   void apply_cancels(const std::vector<Cancel>& cancels);
   void drop(engine::SequenceId id, bool spoilt = false);

@@ -100,13 +100,13 @@ void EventLog::set_back(std::span<const engine::Holding> held, engine::SequenceI
   write("set_back", fields_of(event));
 }
 
-void EventLog::admitted(std::span<const WaitingRequest> waiting, const std::map<std::size_t, bool>& fits,
+void EventLog::admitted(std::span<const WaitingRequest> waiting, const std::map<std::size_t, Room>& rooms,
                         std::optional<std::size_t> chosen) {
   Json in = Json::array(), asked = Json::array();
   for (const auto& one : waiting) in.push_back({static_cast<int>(one.prompt), one.priority, one.passed, one.tokens});
-  for (const auto& [index, fit] : fits) asked.push_back({index, fit});
+  for (const auto& [index, room] : rooms) asked.push_back({index, static_cast<int>(room)});
   std::string fields = fields_of(
-      {{"waiting", std::move(in)}, {"fits", std::move(asked)}, {"chosen", chosen ? Json(*chosen) : Json(nullptr)}});
+      {{"waiting", std::move(in)}, {"rooms", std::move(asked)}, {"chosen", chosen ? Json(*chosen) : Json(nullptr)}});
   if (!chosen && fields == last_admission_) return;
   last_admission_ = fields;
   write("admit", std::move(fields));

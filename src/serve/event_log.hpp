@@ -40,8 +40,8 @@ class EventLog final : public engine::Observer {
   void started(engine::SequenceId sequence, std::int64_t tokens, std::int64_t known, bool from_disk) override;
   void set_back(std::span<const engine::Holding> held, engine::SequenceId but, engine::SequenceId sequence,
                 const std::optional<state::WriteChoice>& weighed) override;
-  // `fits`: of those that were asked about.
-  void admitted(std::span<const WaitingRequest> waiting, const std::map<std::size_t, bool>& fits,
+  // `rooms`: of those that were asked about.
+  void admitted(std::span<const WaitingRequest> waiting, const std::map<std::size_t, Room>& rooms,
                 std::optional<std::size_t> chosen);
   void expected(const ExpectedFirstToken& decision);
 

@@ -64,14 +64,14 @@ Json admit(const Json& event) {
   for (const Json& one : event.at("waiting"))
     waiting.push_back({class_from(one.at(0)), one.at(1), one.at(2), one.at(3)});
   Json asked = Json::array();
-  std::map<std::size_t, bool> fits, known;
-  for (const Json& one : event.at("fits")) known[one.at(0)] = one.at(1);
+  std::map<std::size_t, Room> rooms, known;
+  for (const Json& one : event.at("rooms")) known[one.at(0)] = static_cast<Room>(one.at(1).get<std::uint8_t>());
   const auto chosen = next_to_admit(waiting, [&](std::size_t i) {
     const auto found = known.find(i);
-    return fits[i] = found != known.end() && found->second;
+    return rooms[i] = found != known.end() ? found->second : Room::none;
   });
-  for (const auto& [index, fit] : fits) asked.push_back({index, fit});
-  return {{"chosen", chosen ? Json(*chosen) : Json(nullptr)}, {"fits", asked}};
+  for (const auto& [index, room] : rooms) asked.push_back({index, static_cast<int>(room)});
+  return {{"chosen", chosen ? Json(*chosen) : Json(nullptr)}, {"rooms", asked}};
 }
 
 Json first_token(const Json& event) {

@@ -140,11 +140,11 @@ TEST_P(Reuse, TheLimitSetsSequencesBackAndEvictsStates) {
     ids.push_back(engine.add(prompt, std::span(&p, 1)).front());
     expected[ids.back()] = cold(prompt, p);
   }
-  EXPECT_FALSE(engine.has_room(100, 1));
+  EXPECT_EQ(engine.room_for(100, 1, PromptClass::brief), Engine::Room::none);
   EXPECT_EQ(drain(engine), expected);
   EXPECT_GT(engine.counters().set_back, 0);
   for (const SequenceId id : ids) engine.remove(id);
-  EXPECT_TRUE(engine.has_room(100, 1));
+  EXPECT_EQ(engine.room_for(100, 1, PromptClass::brief), Engine::Room::enough);
   EXPECT_GT(engine.reuse_counters().evicted, 0);
   Engine small(*model, solo_team(), {.state_limit = bytes_for(64, 1)});
   const auto p = params(0, 50);

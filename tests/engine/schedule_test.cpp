@@ -172,5 +172,17 @@ TEST(KeepPoints, AreTheJunctionTheLastBlockAndEveryInterval) {
   EXPECT_EQ(positions(0, 0, 1, 64), "");
 }
 
+TEST(MemoryCap, LeavesSomethingForSmallerOnes) {
+  using enum PromptClass;
+  EXPECT_TRUE(within_cap(huge, 1000, {}, 1000)) << "the only one may have all";
+  EXPECT_TRUE(within_cap(huge, 1000, {500, 400, 300, 0}, 1000)) << "smaller classes do not count";
+  EXPECT_TRUE(within_cap(huge, 100, {0, 0, 0, 500}, 1000));
+  EXPECT_FALSE(within_cap(huge, 101, {0, 0, 0, 500}, 1000));
+  EXPECT_TRUE(within_cap(large, 150, {0, 0, 100, 500}, 1000)) << "with the larger ones";
+  EXPECT_FALSE(within_cap(large, 151, {0, 0, 100, 500}, 1000));
+  EXPECT_TRUE(within_cap(brief, 400, {100, 0, 0, 600}, 1000)) << "the rest is theirs, as far as there is room";
+  EXPECT_FALSE(within_cap(medium, 400, {0, 0, 0, 600}, 1000));
+}
+
 }  // namespace schedule_test
 }  // namespace tidelock::engine

@@ -222,8 +222,10 @@ TEST(EngineLoop, APauseHoldsStopsOrGivesUp) {
 TEST(Admission, IsByPriorityThenByArrivalAndSmallOnesMayPass) {
   using engine::PromptClass;
   std::vector<WaitingRequest> waiting{{PromptClass::large}, {PromptClass::brief}, {PromptClass::brief, -1}};
-  std::set<std::size_t> fitting{0, 1, 2};
-  const auto fits = [&](std::size_t i) { return fitting.contains(i); };
+  std::set<std::size_t> fitting{0, 1, 2}, capped;
+  const auto fits = [&](std::size_t i) {
+    return capped.contains(i) ? Room::capped : fitting.contains(i) ? Room::enough : Room::none;
+  };
   EXPECT_EQ(next_to_admit(waiting, fits), 2U);
   waiting.pop_back();
   EXPECT_EQ(next_to_admit(waiting, fits), 0U);
@@ -234,6 +236,11 @@ TEST(Admission, IsByPriorityThenByArrivalAndSmallOnesMayPass) {
   waiting[0] = {PromptClass::brief};
   EXPECT_EQ(next_to_admit(waiting, fits), std::nullopt) << "it is no smaller";
   EXPECT_EQ(next_to_admit({}, fits), std::nullopt);
+  waiting[0] = {PromptClass::huge, 0, kMostPasses};
+  capped = {0};
+  EXPECT_EQ(next_to_admit(waiting, fits), 1U) << "its cap holds it back, not the others";
+  fitting = {};
+  EXPECT_EQ(next_to_admit(waiting, fits), std::nullopt);
 }
 
 }  // namespace engine_loop_test

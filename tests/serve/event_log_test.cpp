@@ -131,7 +131,7 @@ TEST_F(EventLogTest, WhatRepeatsItselfIsToldOnce) {
   const std::vector<engine::StepPlanItem> items{{7, 1}};
   for (int i = 0; i < 100; ++i) log.planned({}, sequences, 64, items);
   const std::vector<WaitingRequest> waiting{{engine::PromptClass::huge}};
-  for (int i = 0; i < 100; ++i) log.admitted(waiting, {{0, false}}, std::nullopt);
+  for (int i = 0; i < 100; ++i) log.admitted(waiting, {{0, Room::none}}, std::nullopt);
   EXPECT_EQ(lines_of(file_).size(), 2U);
   EXPECT_EQ(replay_events(file_).decided, 2);
 }
@@ -160,7 +160,7 @@ TEST_F(EventLogTest, WhatIsNoEventIsNamedByItsLineAndATornLineIsLeftOut) {
   for (const char* bad :
        {"{}", "[]", "x", R"({"event":"other"})", R"({"event":"plan"})", R"({"event":5})",
         R"({"event":"plan","owed":[1,2,3,4],"turn":9,"begun":true,"budget":5,"sequences":[],"items":[]})",
-        R"({"event":"admit","waiting":[[7,0,0,0]],"fits":[],"chosen":null})"})
+        R"({"event":"admit","waiting":[[7,0,0,0]],"rooms":[],"chosen":null})"})
     expect_refused(ErrorCode::corrupt_data, "line 2", [&] { replay_events(with(std::string(bad) + "\n")); });
   expect_refused(ErrorCode::not_found, "absent", [&] { replay_events(folder_ / "absent"); });
   expect_refused(ErrorCode::not_found, "nowhere", [&] { EventLog(folder_ / "nowhere/events"); });
