@@ -30,6 +30,14 @@ class Server:
         self.process.terminate()
         self.process.wait()
 
+    def metric(self, name):
+        """A counter of /metrics: tidelock_NAME_total."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return float(re.search(rf"(?m)^tidelock_{name}_total (\S+)$", text).group(1))
+
     def stream(self, prompt, tokens, connection=None):
         """Greedy. Seconds to the first token and to the last, the answer's ids, and how many prompt tokens were reused."""
         own = connection is None
@@ -77,4 +85,4 @@ def show(as_json, name, value, unit, peer, ratio):
     if as_json:
         print(json.dumps({"name": name, "value": value, "unit": unit, "peer": peer, "ratio": ratio}), flush=True)
     else:
-        print(f"{name:56} {value:>9.1f} {unit:9} {ratio:>6.2f} x {peer}", flush=True)
+        print(f"{name:56} {value:>9.1f} {unit:9} {ratio:>6.3g} x {peer}", flush=True)

@@ -257,33 +257,44 @@ void Engine::remove(SequenceId id, bool spoilt) {
   impl_->sequences.erase(id);
 }
 
+std::vector<StepPlanItem> Engine::Impl::next_plan() {
+  cache.tend();
+  finish_loads();
+  return plan_within_limit();
+}
+
+void Engine::Impl::run_shards() {
+  if (shards.size() == 1) return run(*shards[0], team);
+  team.parallel(static_cast<std::int64_t>(shards.size()), 1,
+                [&](std::int64_t i, std::int64_t) { run(*shards[static_cast<std::size_t>(i)], solo_team()); });
+}
+
 std::vector<Event> Engine::step() {
+  using Clock = std::chrono::steady_clock;
   Impl& impl = *impl_;
-  impl.cache.tend();
-  impl.finish_loads();
-  auto plan = impl.plan_within_limit();
+  Clock::time_point began = Clock::now();
+  auto plan = impl.next_plan();
   std::vector<Event> events;
   while (plan.empty() && impl.wait_for_load()) {
-    impl.finish_loads();
-    plan = impl.plan_within_limit();
+    began = Clock::now();
+    plan = impl.next_plan();
   }
   if (plan.empty()) return events;
-  const auto start = std::chrono::steady_clock::now();
   for (const auto& item : plan)
     (item.tokens == 1 ? impl.counters.decode_tokens : impl.counters.prefill_tokens) += item.tokens;
   ++impl.counters.steps;
   impl.assign(plan);
-  if (impl.shards.size() == 1) {
-    impl.run(*impl.shards[0], impl.team);
-  } else {
-    impl.team.parallel(static_cast<std::int64_t>(impl.shards.size()), 1, [&](std::int64_t i, std::int64_t) {
-      impl.run(*impl.shards[static_cast<std::size_t>(i)], solo_team());
-    });
-  }
-  impl.count_time(plan, seconds_since(start));
+  const Clock::time_point planned = Clock::now();
+  impl.run_shards();
+  const Clock::time_point ran = Clock::now();
+  impl.count_time(plan, std::chrono::duration<double>(ran - planned).count());
   if (impl.options.reuse)
     for (const auto& item : plan) impl.keep_state(impl.at(item.sequence));
+  const Clock::time_point kept = Clock::now();
   for (const auto& shard : impl.shards) impl.collect(*shard, events);
+  impl.counters.schedule_seconds += std::chrono::duration<double>(planned - began).count();
+  impl.counters.keep_seconds += std::chrono::duration<double>(kept - ran).count();
+  impl.counters.step_seconds += seconds_since(began);
   return events;
 }
 

@@ -152,6 +152,9 @@ class Engine {
     std::int64_t written_out = 0;  // of these, states that were written to disk rather than dropped
     std::int64_t prefetches = 0, prefetched_tokens = 0;  // states brought up before they were asked for
     std::int64_t prefetches_late = 0;  // of them, those that somebody asked for while they were on their way
+    double step_seconds = 0;           // in steps that ran something, without waiting for a disk,
+    double schedule_seconds = 0;       // of that to decide what runs,
+    double keep_seconds = 0;           // and to copy states that are kept; the rest is the model and sampling
   };
   Counters counters() const;
   state::PrefixCacheCounters reuse_counters() const;

@@ -124,6 +124,8 @@ struct Engine::Impl {
   std::vector<StepPlanItem> plan_within_limit();
   // Largest first onto the emptiest shard.
   void assign(std::vector<StepPlanItem> items);
+  std::vector<StepPlanItem> next_plan();
+  void run_shards();
   void run(Shard& shard, Team& inner);
   Event sample_next(Sequence& s, const float* logits);
   void collect(const Shard& shard, std::vector<Event>& events);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/base.hpp"
+#include "base/clock.hpp"
 
 namespace tidelock::serve {
 
@@ -159,6 +160,9 @@ void EngineLoop::count() {
   counters_.steps = counted.steps;
   counters_.set_back = counted.set_back;
   counters_.written_out = counted.written_out;
+  counters_.step_seconds = counted.step_seconds + own_seconds_;
+  counters_.schedule_seconds = counted.schedule_seconds + own_seconds_;
+  counters_.keep_seconds = counted.keep_seconds;
   counters_.prefetches = counted.prefetches;
   counters_.prefetched_tokens = counted.prefetched_tokens;
   counters_.prefetches_late = counted.prefetches_late;
@@ -194,6 +198,7 @@ std::optional<EngineLoop::Orders> EngineLoop::next_orders() {
 void EngineLoop::run() {
   set_flush_to_zero();
   while (auto orders = next_orders()) {
+    const auto began = std::chrono::steady_clock::now();
     apply_cancels(orders->cancels);
     if (orders->abort) give_up_all("an administrator paused the server", false);
     if (!orders->forgets.empty()) engine_.forget();
@@ -206,8 +211,12 @@ void EngineLoop::run() {
       admit();
       prefetch_queued();
     }
+    own_seconds_ += seconds_since(began);
     try {
-      deliver(engine_.step());
+      const auto events = engine_.step();
+      const auto stepped = std::chrono::steady_clock::now();
+      deliver(events);
+      own_seconds_ += seconds_since(stepped);
     } catch (const std::exception& error) {
       // Which sequence the step failed on is not known: none of them may go on with half a step in its state.
       spdlog::error("a step of the engine failed: {}", error.what());

@@ -80,6 +80,8 @@ struct EngineLoopCounters {
   std::int64_t prompt_tokens = 0, sampled_tokens = 0, steps = 0, cancelled = 0, failed_steps = 0, refused = 0;
   std::int64_t state_bytes = 0, state_bytes_used = 0, set_back = 0, written_out = 0;
   std::int64_t prefetches = 0, prefetched_tokens = 0, prefetches_late = 0;
+  // Of engine::Engine::Counters, with the loop's own work in the first two.
+  double step_seconds = 0, schedule_seconds = 0, keep_seconds = 0;
   state::PrefixCacheCounters reuse;
   state::DiskCounters disk;
 };
@@ -175,6 +177,7 @@ class EngineLoop {
   bool abort_ = false, rest_ = false;  // still to be done
   bool stop_ = false;
   EngineLoopCounters counters_;
+  double own_seconds_ = 0;  // of the engine's thread: the loop's work around steps
 
   std::thread thread_;  // last: it uses all of the above
 };

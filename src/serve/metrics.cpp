@@ -103,6 +103,13 @@ std::string ServerMetrics::text(const EngineLoopCounters& engine) const {
   one("tidelock_prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", engine.prompt_tokens);
   one("tidelock_generated_tokens_total", "counter", "Sampled tokens.", engine.sampled_tokens);
   one("tidelock_engine_steps_total", "counter", "Batches that the engine ran.", engine.steps);
+  const auto seconds = [&](const char* name, const char* help, double value) {
+    out += fmt::format("# HELP {0} {1}\n# TYPE {0} counter\n{0} {2:.6f}\n", name, help, value);
+  };
+  seconds("tidelock_step_seconds_total", "Time in steps.", engine.step_seconds);
+  seconds("tidelock_schedule_seconds_total", "Of it, to decide what runs, and to take requests in and hand tokens out.",
+          engine.schedule_seconds);
+  seconds("tidelock_keep_seconds_total", "Of it, to copy states that are kept.", engine.keep_seconds);
   one("tidelock_engine_failed_steps_total", "counter", "Batches that failed.", engine.failed_steps);
   one("tidelock_requests_cancelled_total", "counter", "Requests whose client went away.", engine.cancelled);
   one("tidelock_requests_refused_total", "counter", "Requests whose first token would have come too late.",
