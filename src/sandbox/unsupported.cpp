@@ -94,6 +94,7 @@ std::string Runtime::build(const Spec& spec) {
 std::vector<LogEntry> Runtime::log(const std::string& /*id*/) {
   refuse("keep logs");
 }
+// By value, for those that keep it. NOLINTNEXTLINE(performance-unnecessary-value-param)
 void Runtime::note(const std::string& /*id*/, LogEntry /*entry*/) {
   refuse("keep logs");
 }
